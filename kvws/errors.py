@@ -1,0 +1,100 @@
+"""Every error that kvws raises on purpose.
+
+KvwsError                      something kvws can explain; carries a hint and an HTTP status
+├── ConfigError                a setting is missing, unknown or contradicts another one
+├── TraceError                 a recorded session cannot be read
+├── ModelError                 a model folder is missing or broken
+│   └── UnsupportedModel       its attention or position encoding cannot be relocated
+├── EngineError                the engine did not do what was asked
+│   ├── EngineStartError       it did not come up
+│   ├── SelfCheckFailed        it came up, but the plugin's numbers are missing or wrong
+│   ├── EngineDied             its process is gone
+│   ├── LoadFailed             a promised view could not be filled; retry without the lost block
+│   ├── PoisonedView           the engine recomputed promised pages; the namespace must change
+│   └── ControlError           the data plane refused a control message
+├── PromptTooLong              the request does not fit the window, whatever is recalled
+└── HostTierFull               the host tier has no room for another block
+"""
+
+from __future__ import annotations
+
+
+class KvwsError(Exception):
+    """An expected failure: what went wrong, and what to do about it.
+
+    Attributes:
+        hint: one sentence that says what the user can do, or "" when nothing can be done.
+        http_status: the status an HTTP front answers with.
+    """
+
+    http_status: int = 500
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message} ({self.hint})" if self.hint else message
+
+
+class ConfigError(KvwsError):
+    """A setting is missing, unknown or contradicts another one."""
+
+    http_status = 400
+
+
+class TraceError(KvwsError):
+    """A recorded session cannot be read."""
+
+    http_status = 400
+
+
+class ModelError(KvwsError):
+    """A model folder is missing or broken."""
+
+
+class UnsupportedModel(ModelError):
+    """The model's attention or position encoding cannot be relocated block by block."""
+
+
+class EngineError(KvwsError):
+    """The engine did not do what was asked."""
+
+    http_status = 503
+
+
+class EngineStartError(EngineError):
+    """The engine did not come up."""
+
+
+class SelfCheckFailed(EngineError):
+    """The engine came up, but the plugin's numbers are missing or wrong."""
+
+
+class EngineDied(EngineError):
+    """The engine's process is gone."""
+
+
+class LoadFailed(EngineError):
+    """A promised view could not be filled; the step can be retried without the lost block."""
+
+
+class PoisonedView(EngineError):
+    """The engine recomputed promised pages as text, so their hashes now name other KV."""
+
+
+class ControlError(EngineError):
+    """The data plane refused a control message."""
+
+
+class PromptTooLong(KvwsError):
+    """The request does not fit the window, whatever is recalled."""
+
+    http_status = 400
+
+
+class HostTierFull(KvwsError):
+    """The host tier has no room for another block."""
+
+    http_status = 503
