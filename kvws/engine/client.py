@@ -1,0 +1,184 @@
+"""SGLang's TokenizerManager and the ranks' control sockets, as one `Engine`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import HTTPException
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from kvws.blocks.page import PageSource
+from kvws.engine.control_client import Ranks
+from kvws.engine.liveness import Liveness
+from kvws.engine.protocol import Chunk, ClosedStep, GenerateRequest, Scores
+from kvws.errors import ControlError, EngineError, LoadFailed
+
+
+class SglangEngine:
+    """Implements `kvws.engine.protocol.Engine`."""
+
+    def __init__(
+        self,
+        tokenizer_manager: Any,
+        ranks: Ranks,
+        liveness: Liveness,
+        *,
+        context_tokens: int,
+        block_bytes: int,
+    ) -> None:
+        self._manager = tokenizer_manager
+        self._ranks = ranks
+        self._liveness = liveness
+        self._context_tokens = context_tokens
+        self._block_bytes = block_bytes
+
+    @property
+    def context_tokens(self) -> int:
+        return self._context_tokens
+
+    @property
+    def block_bytes(self) -> int:
+        return self._block_bytes
+
+    # ---- data plane --------------------------------------------------------------------------
+
+    async def open_step(self, step: str, workspace: str) -> None:
+        await self._ranks.call("open_step", step=step, workspace=workspace)
+
+    async def promise(self, step: str, view: Sequence[tuple[str, PageSource]]) -> list[int]:
+        missing = await self._ranks.call("promise", step=step, view=list(view))
+        return sorted(set().union(*missing))
+
+    async def close_step(self, step: str, named: Sequence[tuple[str, int, int]]) -> ClosedStep:
+        replies = await self._ranks.call("close_step", step=step, named=list(named))
+        return ClosedStep(
+            resident=frozenset.intersection(*(frozenset(r["resident"]) for r in replies)),
+            loaded_pages=replies[0]["loaded_pages"],
+            stage_in_ms=max(reply["stage_in_ms"] for reply in replies),
+        )
+
+    async def watch_queries(self, rid: str, first_position: int) -> None:
+        await self._ranks.call("watch", rid=rid, first_position=first_position)
+
+    async def score(self, rid: str, workspace: str, candidates: bytes) -> Scores:
+        replies = await self._ranks.call(
+            "score", rid=rid, workspace=workspace, candidates=candidates
+        )
+        rows = min(reply["rows"] for reply in replies)
+        if rows == 0:
+            return Scores(0, [0.0] * len(candidates))
+        partial = [np.frombuffer(reply["scores"], dtype=np.float32) for reply in replies]
+        heads = sum(reply["heads"] for reply in replies)  # layers × heads over all ranks
+        return Scores(rows, (np.sum(partial, axis=0) / heads).tolist())
+
+    async def release_queries(self, rid: str) -> None:
+        await self._ranks.call("release", rid=rid)
+
+    async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
+        await self._ranks.call("forget", workspace=workspace, numbers=list(blocks))
+
+    async def drop_workspace(self, workspace: str) -> None:
+        await self._ranks.call("drop_workspace", workspace=workspace)
+
+    async def stats(self) -> list[dict[str, int]]:
+        return await self._ranks.call("stats")
+
+    async def check_integrity(self) -> None:
+        await self._ranks.call("check_integrity")
+
+    async def inspect(self, operation: str, **arguments: Any) -> list[tuple[np.ndarray, Any]]:
+        """A tensor that every rank holds ("index_row", "block_payload", "queries"), for checks.
+
+        Returns:
+            per rank (float32 array, the reply it came in).
+        """
+        replies = await self._ranks.call(operation, **arguments)
+        if any(reply is None for reply in replies):
+            raise ControlError(f"{operation}: there is no such thing", hint=f"asked: {arguments}")
+        return [
+            (np.frombuffer(r["float32"], dtype=np.float32).reshape(r["shape"]), r)
+            for r in replies
+        ]
+
+    # ---- generation --------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        wanted = request.logprob_token_ids
+        body = GenerateReqInput(
+            rid=request.rid,
+            session_id=request.step,
+            extra_key=request.namespace,
+            input_ids=list(request.token_ids),
+            sampling_params={**request.sampling, "max_new_tokens": request.max_new_tokens},
+            stream=True,
+        )
+        if request.compute_from is not None or wanted is not None:
+            # Input log-probabilities from a position on cap the prefix match there.
+            body.return_logprob = True
+            body.logprob_start_len = (
+                request.compute_from if request.compute_from is not None else -1
+            )
+            body.token_ids_logprob = list(wanted) if wanted is not None else None
+        stream = self._manager.generate_request(body, None)
+        seen = 0
+        finished = False
+        try:
+            while True:
+                try:
+                    answer = await self._liveness.guard(anext(stream))
+                except StopAsyncIteration:
+                    return
+                except (ValueError, HTTPException) as error:
+                    finished = True
+                    raise _as_engine_error(error) from error
+                meta = answer["meta_info"]
+                reason = meta["finish_reason"]
+                finished = reason is not None
+                if finished and reason["type"] == "abort":
+                    raise _as_engine_error(RuntimeError(reason.get("message", "aborted")))
+                tokens = tuple(answer["output_ids"])
+                yield Chunk(
+                    token_ids=tokens[seen:],
+                    finish_reason=reason["type"] if finished else None,
+                    cached_tokens=meta["cached_tokens"],
+                    logprobs=_logprobs(meta) if wanted is not None else (),
+                )
+                seen = len(tokens)
+        finally:
+            if not finished:
+                self.abort(request.rid)
+            with contextlib.suppress(RuntimeError):
+                await stream.aclose()
+
+    def abort(self, rid: str) -> None:
+        self._manager.abort_request(rid)
+
+    async def flush_device_cache(self) -> None:
+        """Empty the engine's prefix tree; workspaces keep their blocks.
+
+        Raises:
+            EngineError: the engine stayed busy for five seconds.
+        """
+        for _ in range(100):
+            if (await self._liveness.guard(self._manager.flush_cache())).success:
+                return
+            await asyncio.sleep(0.05)  # refused while a finished request is still being retired
+        raise EngineError("the device cache could not be flushed", hint="the engine is busy")
+
+
+def _as_engine_error(error: Exception) -> EngineError:
+    """SGLang reports a failed load as an aborted request; anything else is the engine's fault."""
+    detail = getattr(error, "detail", None) or str(error)
+    if "load" in str(detail).lower():
+        return LoadFailed(str(detail))
+    return EngineError(str(detail))
+
+
+def _logprobs(meta: dict[str, Any]) -> tuple[tuple[float, ...], ...]:
+    """Per generated token the log-probabilities of the requested ids."""
+    rows = meta.get("output_token_ids_logprobs") or ()
+    return tuple(tuple(entry[0] for entry in row) for row in rows)

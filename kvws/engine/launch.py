@@ -1,0 +1,162 @@
+"""Starting the stock engine with the kvws plugin, checking it, and stopping it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvws.blocks.key import BLOCK_TOKENS
+from kvws.engine.client import SglangEngine
+from kvws.engine.control_client import Ranks
+from kvws.engine.liveness import Liveness
+from kvws.engine.platform_entry import activate
+from kvws.engine.plugin import CONTROL_DIR_VARIABLE
+from kvws.engine.self_check import self_check
+from kvws.engine.settings import EngineSettings, default_host_bytes
+from kvws.engine.startup_report import read_startup_error
+from kvws.errors import EngineStartError, KvwsError
+
+T = TypeVar("T")
+
+
+class RunningEngine:
+    """A started engine and the event loop that its front half lives on."""
+
+    def __init__(self, engine: SglangEngine, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine = engine
+        self._loop = loop
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the engine's loop."""
+        return self._loop.run_until_complete(main)
+
+
+@contextlib.contextmanager
+def running_engine(settings: EngineSettings) -> Iterator[RunningEngine]:
+    """Start an engine in processes of its own; stop them at the end.
+
+    Raises:
+        EngineStartError, UnsupportedModel, SelfCheckFailed: it cannot serve; why, and what to do.
+    """
+    control_dir = Path(tempfile.mkdtemp(prefix="kvws-"))  # mode 0700
+    log = control_dir / "engine.log"
+    _prepare_environment(settings, control_dir)
+    llm = None
+    try:
+        llm = _start(settings, control_dir)
+        ranks = Ranks(sorted(control_dir.glob("rank-*.sock")))
+        engine, shapes = llm.loop.run_until_complete(_connect(llm, ranks, log, settings))
+        llm.loop.run_until_complete(self_check(engine, shapes))
+        try:
+            yield RunningEngine(engine, llm.loop)
+        finally:
+            llm.loop.run_until_complete(ranks.close())
+    finally:
+        if llm is not None:
+            llm.shutdown()
+        keep_log = log.exists() and _failed()
+        if not keep_log:
+            shutil.rmtree(control_dir, ignore_errors=True)
+
+
+def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, Any]:
+    """SGLang's server arguments."""
+    host_bytes = settings.host_bytes or default_host_bytes()
+    device_tokens = settings.device_tokens or 2 * settings.context_tokens
+    arguments: dict[str, Any] = {
+        "model_path": str(settings.model),
+        "dtype": settings.dtype,
+        "page_size": BLOCK_TOKENS,
+        "context_length": settings.context_tokens,
+        "max_total_tokens": -(-device_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
+        "max_running_requests": settings.max_running_requests,
+        "chunked_prefill_size": 1024,
+        "disable_prefill_cuda_graph": True,  # its static batches do not say whose rows are whose
+        "skip_server_warmup": True,
+        "sleep_on_idle": True,
+        "log_level": "warning",
+        "custom_sigquit_handler": _leave_it_to_liveness,
+        "enable_unified_cache_external_linker": True,
+        "unified_cache_external_linker_backend": "dynamic",
+        "unified_cache_external_linker_config": {
+            "linker": "WorkspaceLinker",
+            "linker_module_path": "kvws.engine.linker",
+            "linker_extra_config": {"control_dir": str(control_dir), "host_bytes": host_bytes},
+        },
+    }
+    if activate() is not None:
+        arguments |= {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "grammar_backend": "none",
+            "disable_overlap_schedule": True,
+            "disable_cuda_graph": True,
+            "disable_custom_all_reduce": True,
+            "mem_fraction_static": 0.3,
+        }
+    return arguments
+
+
+def _prepare_environment(settings: EngineSettings, control_dir: Path) -> None:
+    """Engine processes are spawned: what they need to know early goes through the environment."""
+    os.environ[CONTROL_DIR_VARIABLE] = str(control_dir)
+    os.environ["SGLANG_PLUGINS"] = "kvws"
+    os.environ["SGLANG_ROPE_CACHE_FP32"] = "1"
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(settings.cache_dir / "torch_extensions"))
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
+    if Path(settings.model).is_dir():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if activate() is not None:
+        os.environ["SGLANG_PLATFORM"] = "kvws_cpu"
+
+
+def _start(settings: EngineSettings, control_dir: Path) -> Any:
+    import sglang
+
+    try:
+        return sglang.Engine(**engine_arguments(settings, control_dir))
+    except (Exception, SystemExit) as error:
+        reported = read_startup_error(control_dir)
+        if reported is not None:
+            raise reported from error
+        raise EngineStartError(
+            f"the engine did not start: {error}",
+            hint=f"its log is {control_dir / 'engine.log'}",
+        ) from error
+
+
+async def _connect(
+    llm: Any, ranks: Ranks, log: Path, settings: EngineSettings
+) -> tuple[SglangEngine, list[dict[str, Any]]]:
+    shapes = await ranks.call("describe")
+    if not shapes:
+        raise EngineStartError(
+            "the engine runs without the kvws linker", hint=f"its log is {log}"
+        )
+    liveness = Liveness([shape["pid"] for shape in shapes], log)
+    engine = SglangEngine(
+        llm.tokenizer_manager,
+        ranks,
+        liveness,
+        context_tokens=settings.context_tokens,
+        block_bytes=sum(shape["block_bytes"] for shape in shapes),
+    )
+    return engine, shapes
+
+
+def _failed() -> bool:
+    """Whether an exception is on its way through a `finally` block."""
+    import sys
+
+    return isinstance(sys.exc_info()[1], KvwsError)
+
+
+def _leave_it_to_liveness(signum: int, frame: Any) -> None:
+    """SGLang's children signal their parent when they fail; waiters learn it from `Liveness`."""

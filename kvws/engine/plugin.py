@@ -1,0 +1,78 @@
+"""SGLang general plugin: two hooks and the CPU attention, in every engine process.
+
+State here is per process because SGLang's hooks are plain functions: one engine process has one
+model, hence one tap and one list of rotary tables.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+from kvws.engine.startup_report import report_startup_error
+from kvws.engine.tap import QueryTap
+from kvws.errors import KvwsError
+from kvws.kernels.rotary import RotaryTable
+
+CONTROL_DIR_VARIABLE = "KVWS_CONTROL_DIR"
+"""Set by the launcher; without it the plugin leaves foreign SGLang processes alone."""
+
+tap = QueryTap()
+rotary: list[RotaryTable] = []
+
+
+def install() -> None:
+    """Register the hooks. Runs in the front process and in each engine process."""
+    control_dir = os.environ.get(CONTROL_DIR_VARIABLE)
+    if not control_dir:
+        return
+    if multiprocessing.parent_process() is not None:
+        _log_to_file(Path(control_dir) / "engine.log")
+
+    import torch
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward",
+        _catch_queries,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+        _find_rotary_tables,
+        HookType.AFTER,
+    )
+    if not torch.cuda.is_available():
+        from kvws.engine.attention_cpu import create_new_rows_attention
+
+        # The name stays: SGLang decides by name which helpers a backend may use.
+        register_attention_backend("torch_native")(create_new_rows_attention)
+
+
+def _catch_queries(
+    original: Any, self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *args: Any, **kw: Any
+) -> Any:
+    tap.catch(q, layer, batch)
+    return original(self, q, k, v, layer, batch, *args, **kw)
+
+
+def _find_rotary_tables(result: Any, runner: Any, *args: Any, **kw: Any) -> Any:
+    from kvws.engine.rotary import rotary_tables
+
+    try:
+        rotary[:] = rotary_tables(runner.model)
+    except KvwsError as error:
+        report_startup_error(Path(os.environ[CONTROL_DIR_VARIABLE]), error)
+        raise
+    return result
+
+
+def _log_to_file(path: Path) -> None:
+    """Send this process's output to a file: the terminal belongs to the front process."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

@@ -1,0 +1,126 @@
+"""How the rest of kvws sees an engine. Nothing here imports SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvws.blocks.page import PageSource
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One ordinary engine request.
+
+    Attributes:
+        rid: request id, "<step>.<attempt>": loads are accounted to the step by it.
+        step: the open step that the request's pages are staged under.
+        namespace: the engine's `extra_key`.
+        token_ids: the prompt.
+        max_new_tokens: 0 prefills only.
+        compute_from: compute every row from this position on, even if the tree has its page.
+        sampling: further sampling parameters, as the engine spells them.
+        logprob_token_ids: report the log-probability of these ids at each generated token.
+    """
+
+    rid: str
+    step: str | None
+    namespace: str
+    token_ids: Sequence[int]
+    max_new_tokens: int
+    compute_from: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    logprob_token_ids: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part of an answer.
+
+    Attributes:
+        token_ids: tokens generated since the last chunk.
+        finish_reason: None until the last chunk.
+        cached_tokens: leading prompt tokens that were not computed.
+        logprobs: [tokens so far][requested ids], natural log; empty unless asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    cached_tokens: int
+    logprobs: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean-K scores of a probe.
+
+    Attributes:
+        rows: query tokens whose Q was tapped.
+        by_block: the paper's R_b per block of the workspace; 0 for blocks that did not compete.
+    """
+
+    rows: int
+    by_block: list[float]
+
+
+@dataclass(frozen=True)
+class ClosedStep:
+    """What the ranks kept of a step.
+
+    Attributes:
+        resident: numbers of the named blocks that every rank holds.
+        loaded_pages: pages that were staged in for the step.
+        stage_in_ms: time the slowest rank spent filling them.
+    """
+
+    resident: frozenset[int]
+    loaded_pages: int
+    stage_in_ms: float
+
+
+class Engine(Protocol):
+    """A model behind a KV workspace data plane."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest prompt + generation of one request."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all ranks."""
+        ...
+
+    async def open_step(self, step: str, workspace: str) -> None: ...
+
+    async def promise(self, step: str, view: Sequence[tuple[str, PageSource]]) -> list[int]:
+        """Commit a view; returns blocks that a rank lacks (then nothing was promised)."""
+        ...
+
+    async def close_step(
+        self, step: str, named: Sequence[tuple[str, int, int]]
+    ) -> ClosedStep: ...
+
+    async def watch_queries(self, rid: str, first_position: int) -> None: ...
+
+    async def score(self, rid: str, workspace: str, candidates: bytes) -> Scores: ...
+
+    async def release_queries(self, rid: str) -> None: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream an answer.
+
+        Raises:
+            LoadFailed: a promised page could not be filled.
+            EngineDied: the engine's process is gone.
+        """
+        ...
+
+    def abort(self, rid: str) -> None: ...
+
+    async def stats(self) -> list[dict[str, int]]:
+        """Counters of each rank."""
+        ...
+
+    async def check_integrity(self) -> None: ...

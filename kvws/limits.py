@@ -1,0 +1,84 @@
+"""Sizes that bound a step, checked once against each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvws.blocks.key import BLOCK_TOKENS
+from kvws.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large views, queries and answers may be.
+
+    ```
+    |<------- budget ------->|<------------- reserve ------------->|
+    | sink | scored | recent | query (≤ query_tokens) | generation |
+    |<------------------- engine context -------------------------->|
+    ```
+
+    Attributes:
+        budget_tokens: size of a freshly selected execution view.
+        reserve_tokens: room beside it for query and generation.
+        sink_tokens: first tokens of the thread, in every view.
+        recent_tokens: newest tokens of the thread, in every view.
+        query_tokens: most new tokens that a probe asks with; earlier ones are ingested ahead.
+    """
+
+    budget_tokens: int
+    reserve_tokens: int
+    sink_tokens: int
+    recent_tokens: int
+    query_tokens: int
+
+    def __post_init__(self) -> None:
+        smallest = (self.sink_blocks + self.recent_blocks + 1) * BLOCK_TOKENS
+        if self.budget_blocks * BLOCK_TOKENS < smallest:
+            raise ConfigError(
+                f"a budget of {self.budget_tokens} tokens does not hold sink "
+                f"({self.sink_tokens}), recent ({self.recent_tokens}) and one block",
+                hint=f"set --budget to {smallest} or more, or lower --sink and --recent",
+            )
+        if self.sink_tokens < 1 or self.recent_tokens < 1:
+            raise ConfigError(
+                f"sink ({self.sink_tokens}) and recent ({self.recent_tokens}) keep at least "
+                "one block each",
+                hint=f"set --sink and --recent to {BLOCK_TOKENS} or more",
+            )
+        if self.query_tokens < BLOCK_TOKENS or self.reserve_tokens < 2 * self.query_tokens:
+            raise ConfigError(
+                f"a reserve of {self.reserve_tokens} tokens does not hold a query of "
+                f"{self.query_tokens} and as much generation",
+                hint=f"set --reserve to {2 * max(self.query_tokens, BLOCK_TOKENS)} or more",
+            )
+
+    @property
+    def context_tokens(self) -> int:
+        """The engine's context length."""
+        return self.budget_blocks * BLOCK_TOKENS + self.reserve_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens ingested in one pass: what fits beside a full budget, in whole blocks."""
+        return (self.reserve_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    @property
+    def budget_blocks(self) -> int:
+        return self.budget_tokens // BLOCK_TOKENS
+
+    @property
+    def sink_blocks(self) -> int:
+        return -(-self.sink_tokens // BLOCK_TOKENS)
+
+    @property
+    def recent_blocks(self) -> int:
+        return -(-self.recent_tokens // BLOCK_TOKENS)
+
+    def fits(self, view_blocks: int, other_tokens: int) -> bool:
+        """Whether a view and other tokens fit the context, with one token left to generate."""
+        return view_blocks * BLOCK_TOKENS + other_tokens < self.context_tokens
+
+    def room_blocks(self, other_tokens: int) -> int:
+        """View blocks that fit beside other tokens, one generated token included."""
+        return (self.context_tokens - other_tokens - 1) // BLOCK_TOKENS

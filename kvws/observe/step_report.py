@@ -1,0 +1,72 @@
+"""What one step did, in counts and milliseconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kvws.recall.plan import Decision
+
+
+@dataclass
+class Timings:
+    """Wall milliseconds of a step's parts. `stage_in` overlaps `prefill` and `ingest`."""
+
+    ingest: float = 0.0
+    probe: float = 0.0
+    score: float = 0.0
+    plan: float = 0.0
+    commit: float = 0.0
+    stage_in: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    register: float = 0.0
+    first_token: float = 0.0
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Add the time of a block to a part."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, part, getattr(self, part) + 1e3 * (time.perf_counter() - begin))
+
+
+@dataclass
+class StepReport:
+    """One agent step.
+
+    Attributes:
+        thread: name of the thread.
+        prompt_tokens: length of the client's whole prompt.
+        new_tokens: tokens of it that were not in the log as blocks.
+        computed_tokens: prompt tokens the engine computed, over all its passes.
+        generated_tokens: tokens decoded.
+        view_blocks: blocks of the execution view.
+        recalled: whether a selection took place (otherwise everything fitted).
+        unchanged: the selection left the view as it was.
+        passes: engine requests made.
+        retries: times the step began anew after a lost block or a poisoned view.
+        repaired_blocks: lost blocks whose tokens were prefilled again.
+        loaded_pages: pages staged in from the host tier.
+        decisions: fate of each block, of recall steps.
+        ms: wall times.
+    """
+
+    thread: str
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    view_blocks: int = 0
+    recalled: bool = False
+    unchanged: bool = False
+    passes: int = 0
+    retries: int = 0
+    repaired_blocks: int = 0
+    loaded_pages: int = 0
+    decisions: tuple[Decision, ...] = ()
+    ms: Timings = field(default_factory=Timings)

@@ -1,0 +1,222 @@
+"""Engine passes over an execution view: promise it, compute behind it, register what was computed.
+
+Every pass runs inside an open step: `EngineStep` opens it, and closes it whatever happens, so
+that no promise and no staged page outlives its step.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kvws.engine.protocol import Chunk, Engine, GenerateRequest
+from kvws.errors import HostTierFull, LoadFailed, PoisonedView
+from kvws.limits import Limits
+from kvws.observe.step_report import StepReport
+from kvws.recall.view import ExecutionView, Prompt
+from kvws.session.ingest import window
+from kvws.session.workspace import Workspace
+
+
+class EngineStep:
+    """One open step on the data plane, as an async context manager."""
+
+    def __init__(
+        self, workspace: Workspace, engine: Engine, limits: Limits, report: StepReport
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self._workspace = workspace
+        self._engine = engine
+        self._limits = limits
+        self._report = report
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        await self._engine.open_step(self.id, self._workspace.name)
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._open:
+            await self._close([])
+
+    async def promise(self, blocks: Sequence[int], new_tokens: Sequence[int]) -> Prompt:
+        """Commit a view of whole blocks; lost blocks are computed again first.
+
+        Raises:
+            LoadFailed: a lost block could not be computed again.
+        """
+        view = ExecutionView.of_blocks(blocks)
+        workspace = self._workspace
+        while True:
+            prompt = Prompt.compose(
+                view, new_tokens, workspace.namespace, workspace.block_tokens
+            )
+            missing = await self._engine.promise(self.id, prompt.promised_pages())
+            if not missing:
+                return prompt
+            for block in missing:
+                await repair(block, workspace, self._engine, self._limits, self._report)
+
+    async def run(
+        self,
+        prompt: Prompt,
+        *,
+        rid: str,
+        max_new_tokens: int,
+        compute_all: bool = False,
+        sampling: Mapping[str, Any] | None = None,
+        logprob_token_ids: Sequence[int] | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Compute behind a promised view and stream the answer.
+
+        Args:
+            compute_all: compute every new row even if the tree already has its page.
+
+        Raises:
+            PoisonedView: fewer view tokens were taken from the cache than promised: the engine
+                computed view pages as text, and their hashes name other KV from now on.
+        """
+        request = GenerateRequest(
+            rid=rid,
+            step=self.id,
+            namespace=prompt.namespace,
+            token_ids=prompt.token_ids,
+            max_new_tokens=max_new_tokens,
+            compute_from=prompt.view.tokens if compute_all else None,
+            sampling=sampling or {},
+            logprob_token_ids=logprob_token_ids,
+        )
+        self._report.passes += 1
+        first = True
+        stream = self._engine.generate(request)
+        try:
+            async for chunk in stream:
+                if first:
+                    first = False
+                    if chunk.cached_tokens < prompt.view.tokens:
+                        raise PoisonedView(
+                            f"{chunk.cached_tokens} of {prompt.view.tokens} view tokens came "
+                            "from the cache"
+                        )
+                    self._report.computed_tokens += len(prompt.token_ids) - chunk.cached_tokens
+                yield chunk
+        finally:
+            await stream.aclose()
+
+    async def register(
+        self, prompt: Prompt, line: tuple[int, ...], generated: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """Close the step: the full pages behind the view become blocks that continue `line`.
+
+        Args:
+            generated: decoded tokens whose KV exists.
+
+        Returns:
+            The new blocks that every rank holds: a run without gaps.
+        """
+        workspace = self._workspace
+        first_fresh = workspace.block_count
+        tail = [*prompt.token_ids[prompt.view.tokens :], *generated]
+        numbers = workspace.allocate(line, tail)
+        named = [
+            (page_hash, number, index)
+            for (page_hash, index), number in zip(
+                prompt.new_pages(generated), numbers, strict=True
+            )
+        ]
+        resident = await self._close(named)
+        held = next((i for i, n in enumerate(numbers) if n not in resident), len(numbers))
+        workspace.take_back([n for n in numbers[held:] if n >= first_fresh])
+        return tuple(numbers[:held])
+
+    async def recompute(self, prompt: Prompt, block: int) -> bool:
+        """Close the step: the first page behind the view becomes `block` again."""
+        page_hash, index = prompt.new_pages()[0]
+        return block in await self._close([(page_hash, block, index)])
+
+    async def _close(self, named: Sequence[tuple[str, int, int]]) -> frozenset[int]:
+        self._open = False
+        closed = await self._engine.close_step(self.id, named)
+        self._report.loaded_pages += closed.loaded_pages
+        self._report.ms.stage_in += closed.stage_in_ms
+        return closed.resident
+
+
+async def ingest(
+    tokens: Sequence[int],
+    line: tuple[int, ...],
+    view: tuple[int, ...],
+    workspace: Workspace,
+    engine: Engine,
+    limits: Limits,
+    report: StepReport,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Prefill whole blocks of tokens in chunks, each over the view of that moment.
+
+    Args:
+        tokens: a multiple of 32.
+        line: blocks before them.
+        view: the current view; used while the chunk fits beside it, else sink + newest tail.
+
+    Returns:
+        (line, view), both with the new blocks at the end.
+
+    Raises:
+        HostTierFull: the new blocks could not be kept.
+    """
+    done = 0
+    while done < len(tokens):
+        chunk = tokens[done : done + limits.chunk_tokens]
+        if not _is_current(view, line) or not limits.fits(len(view), len(chunk)):
+            view = window(line, limits.sink_blocks, limits.budget_blocks)
+        async with EngineStep(workspace, engine, limits, report) as step:
+            prompt = await step.promise(view, chunk)
+            async for _ in step.run(prompt, rid=f"{step.id}.ingest", max_new_tokens=0):
+                pass
+            new = await step.register(prompt, line)
+        if not new:
+            raise HostTierFull(
+                f"{len(chunk)} new tokens could not be kept as blocks", hint="raise --host-bytes"
+            )
+        line, view = line + new, view + new
+        done += len(chunk)
+    return line, view
+
+
+async def repair(
+    block: int, workspace: Workspace, engine: Engine, limits: Limits, report: StepReport
+) -> None:
+    """Compute a lost block's KV again from its tokens, over the window that preceded it.
+
+    Raises:
+        LoadFailed: the engine did not hand the block's page over, twice.
+    """
+    tokens = workspace.block_tokens(block)
+    view = window(tuple(workspace.lineage(block)), limits.sink_blocks, limits.budget_blocks)
+    for _ in range(2):
+        async with EngineStep(workspace, engine, limits, report) as step:
+            prompt = await step.promise(view, tokens)
+            async for _ in step.run(prompt, rid=f"{step.id}.repair", max_new_tokens=0):
+                pass
+            if await step.recompute(prompt, block):
+                report.repaired_blocks += 1
+                return
+        # The tree holds the page as "stored" and does not offer it again; a fresh namespace does.
+        workspace.start_new_epoch()
+    raise LoadFailed(
+        f"block {block} of workspace {workspace.name} is lost and could not be computed again",
+        hint="the host tier may be full; raise --host-bytes",
+    )
+
+
+def _is_current(view: tuple[int, ...], line: tuple[int, ...]) -> bool:
+    """Whether a view ends with the thread's newest block."""
+    return view[-1:] == line[-1:]

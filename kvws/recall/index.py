@@ -1,0 +1,80 @@
+"""The Mean-K index of one workspace: one vector per block, layer and KV head (KVMem, block
+representation), kept in tiles so that it grows without copying and is scored tile by tile."""
+
+from __future__ import annotations
+
+import torch
+
+from kvws.kernels.score import mean_k_scores
+
+TILE_BLOCKS = 512
+"""Blocks of a tile. Scoring touches one layer of one tile at a time, so its extra memory does
+not grow with the workspace."""
+
+
+class MeanKIndex:
+    """Mean of the raw K of every block of a workspace on one rank; row = block number.
+
+    Rows that were never written are absent: they are no candidates, whatever the caller asks.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int) -> None:
+        self._tile_shape = (layers, kv_heads, TILE_BLOCKS, head_dim)
+        self._tiles: list[torch.Tensor] = []
+        self._present: list[torch.Tensor] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tile.nbytes for tile in self._tiles)
+
+    @property
+    def rows(self) -> int:
+        """Number of blocks with a row."""
+        return sum(int(present.sum()) for present in self._present)
+
+    def write(self, block: int, mean: torch.Tensor) -> None:
+        """Set a block's row. `mean`: [layers, kv_heads, head_dim] float32."""
+        tile, row = divmod(block, TILE_BLOCKS)
+        while tile >= len(self._tiles):
+            self._tiles.append(torch.zeros(self._tile_shape))
+            self._present.append(torch.zeros(TILE_BLOCKS, dtype=torch.bool))
+        self._tiles[tile][:, :, row] = mean
+        self._present[tile][row] = True
+
+    def read(self, block: int) -> torch.Tensor | None:
+        """A block's row [layers, kv_heads, head_dim], or None when absent."""
+        tile, row = divmod(block, TILE_BLOCKS)
+        if tile >= len(self._tiles) or not self._present[tile][row]:
+            return None
+        return self._tiles[tile][:, :, row]
+
+    def erase(self, block: int) -> None:
+        """Make a block's row absent."""
+        tile, row = divmod(block, TILE_BLOCKS)
+        if tile < len(self._tiles):
+            self._present[tile][row] = False
+
+    def score(self, queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Mean-K score of every block, summed over this rank's layers and heads.
+
+        Args:
+            queries: raw Q [layers, tokens, query_heads, head_dim] float32.
+            candidates: [blocks] bool; sink, recent and view-only blocks are False.
+
+        Returns:
+            [blocks] float32, 0 where a block is no candidate or absent.
+        """
+        blocks = candidates.numel()
+        scores = torch.zeros(blocks)
+        tiles = -(-blocks // TILE_BLOCKS)
+        masks: list[torch.Tensor] = []
+        for tile in range(min(tiles, len(self._tiles))):
+            wanted = candidates[tile * TILE_BLOCKS : (tile + 1) * TILE_BLOCKS]
+            mask = torch.zeros(TILE_BLOCKS, dtype=torch.bool)
+            mask[: wanted.numel()] = wanted
+            masks.append(mask & self._present[tile])
+        if masks:
+            scored = mean_k_scores(queries, self._tiles[: len(masks)], masks)
+            covered = min(blocks, scored.numel())
+            scores[:covered] = scored[:covered]
+        return scores

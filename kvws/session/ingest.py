@@ -1,0 +1,26 @@
+"""How many of a step's new tokens are prefilled ahead, as blocks, before the query is asked."""
+
+from __future__ import annotations
+
+from kvws.blocks.key import BLOCK_TOKENS
+
+
+def ahead_of_query(pending_tokens: int, query_tokens: int) -> int:
+    """Tokens to ingest so that the rest is a query of at most `query_tokens`.
+
+    Whole blocks only, so that log blocks and view pages stay aligned; the rest keeps at least
+    one token.
+    """
+    excess = pending_tokens - query_tokens
+    if excess <= 0:
+        return 0
+    blocks = -(-excess // BLOCK_TOKENS)
+    return min(blocks, (pending_tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+def window(line: tuple[int, ...], sink_blocks: int, budget_blocks: int) -> tuple[int, ...]:
+    """Sink and newest tail of a line, at most `budget_blocks`: the view when nothing is known."""
+    if len(line) <= budget_blocks:
+        return line
+    tail = budget_blocks - sink_blocks
+    return line[:sink_blocks] + line[len(line) - tail :]

@@ -1,0 +1,160 @@
+"""The chronological token log of one agent session, shared by all its threads.
+
+Blocks form a tree: a block's parent is the block that came right before it in the line of the
+thread that wrote it. A thread is a path in that tree plus a tail of fewer than one block. Nothing
+is ever removed because a client rewrote its history: an edited history is a new branch, and the
+old one stays recallable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvws.blocks.key import BLOCK_TOKENS
+
+_ROOT = -1
+BlockTokens = tuple[int, ...]
+
+
+@dataclass
+class Thread:
+    """One growing message list inside a session.
+
+    Attributes:
+        line: the thread's blocks, oldest first.
+        view: blocks on the device for this thread, in view order; a newly registered block is
+            appended, because it was computed right behind the view.
+        kept_last_view: whether the last recall left the view as it was (predicts the next).
+        lock: steps of one thread are serialised, they share the view.
+    """
+
+    line: tuple[int, ...] = ()
+    view: tuple[int, ...] = ()
+    kept_last_view: bool = True
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A prompt against the log: the blocks it starts with, and the tokens that are new.
+
+    Attributes:
+        line: blocks whose tokens are the prompt's first 32 × len(line) tokens.
+        pending: the rest of the prompt, at least one token.
+    """
+
+    line: tuple[int, ...]
+    pending: tuple[int, ...]
+
+
+class Workspace:
+    """All that one agent session has processed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.threads: dict[str, Thread] = {}
+        self._epoch = 0
+        self._tokens: list[BlockTokens | None] = []  # None: allocated, but never became resident
+        self._parents: list[int] = []
+        self._children: dict[tuple[int, BlockTokens], int] = {}
+
+    @property
+    def namespace(self) -> str:
+        """The engine's `extra_key`: pages are shared only within it."""
+        return f"kvws/{self.name}/{self._epoch}"
+
+    @property
+    def block_count(self) -> int:
+        """Blocks in the log; their numbers are 0 … block_count - 1."""
+        return len(self._tokens)
+
+    def start_new_epoch(self) -> None:
+        """Leave the namespace: pages in it may hold KV that is not what their hash says."""
+        self._epoch += 1
+
+    def thread(self, name: str) -> Thread:
+        """The thread of that name, created at first use."""
+        return self.threads.setdefault(name, Thread())
+
+    def exists(self, block: int) -> bool:
+        """Whether a number names a block (and not one whose allocation was taken back)."""
+        return self._tokens[block] is not None
+
+    def block_tokens(self, block: int) -> BlockTokens:
+        """The 32 token ids of a block."""
+        tokens = self._tokens[block]
+        assert tokens is not None, f"block {block} was never registered"
+        return tokens
+
+    def tokens_of(self, blocks: Sequence[int]) -> list[int]:
+        """Token ids of blocks, concatenated in the given order."""
+        return [token for block in blocks for token in self.block_tokens(block)]
+
+    def lineage(self, block: int) -> list[int]:
+        """The blocks before `block` in the line that wrote it, oldest first."""
+        before: list[int] = []
+        parent = self._parents[block]
+        while parent != _ROOT:
+            before.append(parent)
+            parent = self._parents[parent]
+        return before[::-1]
+
+    def align(self, token_ids: Sequence[int]) -> Alignment:
+        """Find the longest run of whole blocks, over all threads, that the prompt starts with.
+
+        At least one token is left pending: the engine must compute something to answer.
+        """
+        line: list[int] = []
+        parent = _ROOT
+        for start in range(0, len(token_ids) - BLOCK_TOKENS, BLOCK_TOKENS):
+            tokens = tuple(token_ids[start : start + BLOCK_TOKENS])
+            block = self._children.get((parent, tokens))
+            if block is None:
+                break
+            line.append(block)
+            parent = block
+        return Alignment(tuple(line), tuple(token_ids[len(line) * BLOCK_TOKENS :]))
+
+    def allocate(self, line: Sequence[int], token_ids: Sequence[int]) -> list[int]:
+        """Number the full blocks of tokens that continue a line; the partial tail gets none.
+
+        A continuation that another thread has already written keeps its numbers.
+        """
+        numbers: list[int] = []
+        parent = line[-1] if line else _ROOT
+        for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            tokens = tuple(token_ids[start : start + BLOCK_TOKENS])
+            number = self._children.get((parent, tokens))
+            if number is None:
+                number = len(self._tokens)
+                self._tokens.append(tokens)
+                self._parents.append(parent)
+                self._children[parent, tokens] = number
+            numbers.append(number)
+            parent = number
+        return numbers
+
+    def take_back(self, numbers: Sequence[int]) -> None:
+        """Undo the allocation of blocks that did not become resident, newest first."""
+        for number in sorted(numbers, reverse=True):
+            tokens = self.block_tokens(number)
+            del self._children[self._parents[number], tokens]
+            self._tokens[number] = None
+
+    def check_integrity(self) -> None:
+        """The tree index has exactly the registered blocks; threads name registered blocks.
+
+        Every line is a path from the root, and views hold no block twice.
+        """
+        registered = {n for n, tokens in enumerate(self._tokens) if tokens is not None}
+        assert set(self._children.values()) == registered, "tree index ≠ registered blocks"
+        for (parent, tokens), number in self._children.items():
+            assert self._tokens[number] == tokens and self._parents[number] == parent
+        for name, thread in self.threads.items():
+            expected = [_ROOT, *thread.line][: len(thread.line)]
+            parents = [self._parents[block] for block in thread.line]
+            assert parents == expected, f"the line of thread {name} is not a path"
+            assert set(thread.view) <= registered, f"thread {name} views an unknown block"
+            assert len(set(thread.view)) == len(thread.view), f"thread {name} views a block twice"
