@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.protocol import Chunk, Engine, GenerateRequest
 from kvws.errors import HostTierFull, LoadFailed, PoisonedView
 from kvws.limits import Limits
@@ -27,6 +28,7 @@ class EngineStep:
         self, workspace: Workspace, engine: Engine, limits: Limits, report: StepReport
     ) -> None:
         self.id = uuid.uuid4().hex
+        self.host_full = False
         self._workspace = workspace
         self._engine = engine
         self._limits = limits
@@ -120,7 +122,9 @@ class EngineStep:
             generated: decoded tokens whose KV exists.
 
         Returns:
-            The new blocks that every rank holds: a run without gaps.
+            The new blocks that every rank holds: a run without gaps. It ends early when the host
+            tier is full, or when the tree took a new page for a view page of the same tokens and
+            so did not compute it; the next pass, in a fresh namespace, will.
         """
         workspace = self._workspace
         first_fresh = workspace.block_count
@@ -135,6 +139,8 @@ class EngineStep:
         resident = await self._close(named)
         held = next((i for i, n in enumerate(numbers) if n not in resident), len(numbers))
         workspace.take_back([n for n in numbers[held:] if n >= first_fresh])
+        if held < len(numbers) and not self.host_full:
+            workspace.start_new_epoch()
         return tuple(numbers[:held])
 
     async def recompute(self, prompt: Prompt, block: int) -> bool:
@@ -145,6 +151,7 @@ class EngineStep:
     async def _close(self, named: Sequence[tuple[str, int, int]]) -> frozenset[int]:
         self._open = False
         closed = await self._engine.close_step(self.id, named)
+        self.host_full = closed.host_full
         self._report.loaded_pages += closed.loaded_pages
         self._report.ms.stage_in += closed.stage_in_ms
         return closed.resident
@@ -182,12 +189,12 @@ async def ingest(
             async for _ in step.run(prompt, rid=f"{step.id}.ingest", max_new_tokens=0):
                 pass
             new = await step.register(prompt, line)
-        if not new:
+        if not new and step.host_full:
             raise HostTierFull(
                 f"{len(chunk)} new tokens could not be kept as blocks", hint="raise --host-bytes"
             )
         line, view = line + new, view + new
-        done += len(chunk)
+        done += len(new) * BLOCK_TOKENS
     return line, view
 
 

@@ -30,6 +30,7 @@ class OpenStep:
         workspace: whose blocks its pages are made of.
         promised: hashes of the pages of every view that the step has committed.
         staged: page hash → host slot, for the pages that the step computed.
+        refused_pages: offers of pages that the host tier had no room for.
         loaded_pages: view pages filled for the step so far.
         stage_in_ms: time spent filling them.
     """
@@ -37,6 +38,7 @@ class OpenStep:
     workspace: str
     promised: set[str] = field(default_factory=set[str])
     staged: dict[str, int] = field(default_factory=dict[str, int])
+    refused_pages: int = 0
     loaded_pages: int = 0
     stage_in_ms: float = 0.0
 

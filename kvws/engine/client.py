@@ -57,6 +57,7 @@ class SglangEngine:
         replies = await self._ranks.call("close_step", step=step, named=list(named))
         return ClosedStep(
             resident=frozenset.intersection(*(frozenset(r["resident"]) for r in replies)),
+            host_full=any(reply["refused_pages"] for reply in replies),
             loaded_pages=replies[0]["loaded_pages"],
             stage_in_ms=max(reply["stage_in_ms"] for reply in replies),
         )

@@ -18,7 +18,7 @@ from kvws.blocks.ledger import StepLedger
 from kvws.blocks.page import PageSource, require_full_page
 from kvws.blocks.table import BlockTable, Residency
 from kvws.errors import ControlError, HostTierFull
-from kvws.kernels.mean_k import mean_raw_k
+from kvws.kernels.mean_k import mean_rotated, raw_rotation
 from kvws.kernels.rotary import RotaryTable
 from kvws.recall.index import MeanKIndex
 from kvws.tiers.device import DevicePool
@@ -48,11 +48,13 @@ class StepOutcome:
 
     Attributes:
         resident: numbers of those named blocks that are resident, in the order of their names.
+        refused_pages: offers of computed pages that the host tier had no room for.
         loaded_pages: view pages filled from the host tier.
         stage_in_ms: time spent filling them.
     """
 
     resident: list[int]
+    refused_pages: int
     loaded_pages: int
     stage_in_ms: float
 
@@ -143,7 +145,9 @@ class DataPlane:
                 for _, number, _ in named
                 if self._table.find((entry.workspace, number)) is not None
             ]
-        return StepOutcome(resident, entry.loaded_pages, entry.stage_in_ms)
+        return StepOutcome(
+            resident, entry.refused_pages, entry.loaded_pages, entry.stage_in_ms
+        )
 
     def _adopt(self, staged: dict[str, int], page_hash: str) -> int | None:
         """The host slot of a page the step computed. A page that is an earlier block already was
@@ -168,8 +172,11 @@ class DataPlane:
             return []
         slots = torch.tensor([block.slot for block in blocks])
         first = torch.tensor([block.first_position for block in blocks])
+        to_raw = {
+            id(table): raw_rotation(first, BLOCK_TOKENS, table) for table in self._rotary
+        }
         per_layer = [
-            mean_raw_k(self.host.keys(layer).index_select(0, slots), first, table)
+            mean_rotated(self.host.keys(layer).index_select(0, slots), to_raw[id(table)])
             for layer, table in enumerate(self._rotary)
         ]
         return list(torch.stack(per_layer, dim=1))
@@ -211,6 +218,7 @@ class DataPlane:
                     slots = self.host.allocate(len(fresh))
                 except HostTierFull:
                     self._counters["refused_pages"] += len(fresh)
+                    entry.refused_pages += len(fresh)
                     return False
                 copy_out(self._pool, pages[fresh], self.host, torch.tensor(slots))
                 entry.staged.update(zip((hashes[i] for i in fresh), slots, strict=True))

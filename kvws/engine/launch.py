@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +18,11 @@ from kvws.engine.client import SglangEngine
 from kvws.engine.control_client import Ranks
 from kvws.engine.liveness import Liveness
 from kvws.engine.platform_entry import activate
-from kvws.engine.plugin import CONTROL_DIR_VARIABLE
+from kvws.engine.plugin import CONTROL_DIR_VARIABLE, LOG_NAME
 from kvws.engine.self_check import self_check
 from kvws.engine.settings import EngineSettings, default_host_bytes
 from kvws.engine.startup_report import read_startup_error
-from kvws.errors import EngineStartError, KvwsError
+from kvws.errors import EngineError, EngineStartError
 
 T = TypeVar("T")
 
@@ -41,26 +43,29 @@ class RunningEngine:
 def running_engine(settings: EngineSettings) -> Iterator[RunningEngine]:
     """Start an engine in processes of its own; stop them at the end.
 
+    The engine's log is kept, and named in the error, when kvws fails; otherwise it goes.
+
     Raises:
         EngineStartError, UnsupportedModel, SelfCheckFailed: it cannot serve; why, and what to do.
     """
     control_dir = Path(tempfile.mkdtemp(prefix="kvws-"))  # mode 0700
-    log = control_dir / "engine.log"
-    _prepare_environment(settings, control_dir)
+    keep_log = False
     llm = None
     try:
         llm = _start(settings, control_dir)
         ranks = Ranks(sorted(control_dir.glob("rank-*.sock")))
-        engine, shapes = llm.loop.run_until_complete(_connect(llm, ranks, log, settings))
-        llm.loop.run_until_complete(self_check(engine, shapes))
+        engine, shapes = llm.loop.run_until_complete(_connect(llm, ranks, control_dir, settings))
         try:
+            llm.loop.run_until_complete(self_check(engine, shapes))
             yield RunningEngine(engine, llm.loop)
         finally:
             llm.loop.run_until_complete(ranks.close())
+    except EngineError:
+        keep_log = True
+        raise
     finally:
         if llm is not None:
             llm.shutdown()
-        keep_log = log.exists() and _failed()
         if not keep_log:
             shutil.rmtree(control_dir, ignore_errors=True)
 
@@ -80,7 +85,7 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
         "disable_prefill_cuda_graph": True,  # its static batches do not say whose rows are whose
         "skip_server_warmup": True,
         "sleep_on_idle": True,
-        "log_level": "warning",
+        "log_level": "warning",  # of the engine processes, which log to a file
         "custom_sigquit_handler": _leave_it_to_liveness,
         "enable_unified_cache_external_linker": True,
         "unified_cache_external_linker_backend": "dynamic",
@@ -118,45 +123,60 @@ def _prepare_environment(settings: EngineSettings, control_dir: Path) -> None:
 
 
 def _start(settings: EngineSettings, control_dir: Path) -> Any:
+    _prepare_environment(settings, control_dir)
+    _quiet_sglang()
     import sglang
 
     try:
-        return sglang.Engine(**engine_arguments(settings, control_dir))
+        llm = sglang.Engine(**engine_arguments(settings, control_dir))
     except (Exception, SystemExit) as error:
         reported = read_startup_error(control_dir)
         if reported is not None:
             raise reported from error
         raise EngineStartError(
-            f"the engine did not start: {error}",
-            hint=f"its log is {control_dir / 'engine.log'}",
+            f"the engine did not start: {error}", hint=f"its log is {control_dir / LOG_NAME}"
         ) from error
+    llm.tokenizer_manager.signal_handler_class = _QuietSignals
+    return llm
 
 
 async def _connect(
-    llm: Any, ranks: Ranks, log: Path, settings: EngineSettings
+    llm: Any, ranks: Ranks, control_dir: Path, settings: EngineSettings
 ) -> tuple[SglangEngine, list[dict[str, Any]]]:
+    log = control_dir / LOG_NAME
     shapes = await ranks.call("describe")
     if not shapes:
-        raise EngineStartError(
-            "the engine runs without the kvws linker", hint=f"its log is {log}"
-        )
-    liveness = Liveness([shape["pid"] for shape in shapes], log)
+        raise EngineStartError("the engine runs without the kvws linker", hint=f"its log is {log}")
     engine = SglangEngine(
         llm.tokenizer_manager,
         ranks,
-        liveness,
+        Liveness([shape["pid"] for shape in shapes], log),
         context_tokens=settings.context_tokens,
         block_bytes=sum(shape["block_bytes"] for shape in shapes),
     )
     return engine, shapes
 
 
-def _failed() -> bool:
-    """Whether an exception is on its way through a `finally` block."""
-    import sys
-
-    return isinstance(sys.exc_info()[1], KvwsError)
+def _quiet_sglang() -> None:
+    """The front process prints kvws' own lines; what the engine has to say is in its log."""
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module=r"sglang\..*")
 
 
 def _leave_it_to_liveness(signum: int, frame: Any) -> None:
     """SGLang's children signal their parent when they fail; waiters learn it from `Liveness`."""
+
+
+class _QuietSignals:
+    """Replaces SGLang's signal handlers, which kill this process where it should say why."""
+
+    def __init__(self, tokenizer_manager: Any) -> None:
+        pass
+
+    def sigterm_handler(self, signum: int | None = None, frame: Any = None) -> None:
+        raise KeyboardInterrupt
+
+    def running_phase_sigquit_handler(
+        self, signum: int | None = None, frame: Any = None
+    ) -> None:
+        """A child failed: see `_leave_it_to_liveness`."""

@@ -19,6 +19,9 @@ from kvws.kernels.rotary import RotaryTable
 CONTROL_DIR_VARIABLE = "KVWS_CONTROL_DIR"
 """Set by the launcher; without it the plugin leaves foreign SGLang processes alone."""
 
+LOG_NAME = "engine.log"
+"""In the control directory: what the engine processes print."""
+
 tap = QueryTap()
 rotary: list[RotaryTable] = []
 
@@ -29,7 +32,7 @@ def install() -> None:
     if not control_dir:
         return
     if multiprocessing.parent_process() is not None:
-        _log_to_file(Path(control_dir) / "engine.log")
+        _log_to_file(Path(control_dir) / LOG_NAME)
 
     import torch
     from sglang.srt.layers.attention.attention_registry import register_attention_backend

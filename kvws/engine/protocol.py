@@ -70,11 +70,13 @@ class ClosedStep:
 
     Attributes:
         resident: numbers of the named blocks that every rank holds.
+        host_full: some rank had no room for a computed page.
         loaded_pages: pages that were staged in for the step.
         stage_in_ms: time the slowest rank spent filling them.
     """
 
     resident: frozenset[int]
+    host_full: bool
     loaded_pages: int
     stage_in_ms: float
 

@@ -73,15 +73,22 @@ def resolve_model(
     """
     if packaged := _PACKAGED.get(name):
         return _converted(packaged, cache_dir or user_cache_dir(), progress)
-    path = Path(name).expanduser()
-    if (path / "config.json").is_file():
+    if (path := _existing_path(name)) and (path / "config.json").is_file():
         return path
-    if path.exists() or name.startswith(("/", "./", "../", "~")) or not name:
+    if path or not name or name.startswith(("/", "./", "../", "~")):
         raise ModelError(
             f"{name!r} is not a model folder: it has no config.json",
             hint=f"give a folder in Hugging Face format, a hub name, or {SMOLLM2.alias!r}",
         )
     return name
+
+
+def _existing_path(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL character, an unknown ~user
+        return None
 
 
 def user_cache_dir() -> Path:

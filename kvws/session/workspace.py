@@ -9,6 +9,7 @@ old one stays recallable.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -55,6 +56,7 @@ class Workspace:
     def __init__(self, name: str) -> None:
         self.name = name
         self.threads: dict[str, Thread] = {}
+        self._life = uuid.uuid4().hex[:12]
         self._epoch = 0
         self._tokens: list[BlockTokens | None] = []  # None: allocated, but never became resident
         self._parents: list[int] = []
@@ -62,8 +64,12 @@ class Workspace:
 
     @property
     def namespace(self) -> str:
-        """The engine's `extra_key`: pages are shared only within it."""
-        return f"kvws/{self.name}/{self._epoch}"
+        """The engine's `extra_key`: pages are shared only within it.
+
+        New for every life of a workspace: the engine's tree may still hold pages of a dropped
+        workspace of the same name, which it takes for stored and would never offer again.
+        """
+        return f"kvws/{self.name}/{self._life}.{self._epoch}"
 
     @property
     def block_count(self) -> int:

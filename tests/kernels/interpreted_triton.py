@@ -117,7 +117,7 @@ def test_mean_raw_k(name: str, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("dtype", PAYLOADS, ids=str)
 def test_mean_k_scores(dtype: torch.dtype, tile_blocks: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    queries = 3 * torch.randn(2, 13, 6, 24, generator=generator)[..., 2:22]
+    queries = 3 * torch.randn(2, 12, 6, 24, generator=generator)[..., 2:22]
     index = torch.randn(2, 2, 75, 20, generator=generator).to(dtype)
     candidates = torch.rand(75, generator=generator) < 0.7
     index[:, :, ~candidates] = math.nan

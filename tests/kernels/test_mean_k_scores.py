@@ -11,7 +11,7 @@ from kvws.errors import ConfigError
 from kvws.kernels.score import mean_k_scores
 
 SEEDS = (0, 1, 2)
-LAYERS, TOKENS, QUERY_HEADS, KV_HEADS, HEAD_DIM, BLOCKS = 2, 5, 6, 2, 16, 23
+LAYERS, TOKENS, QUERY_HEADS, KV_HEADS, HEAD_DIM, BLOCKS = 2, 6, 6, 2, 16, 23
 
 
 def problem(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -158,7 +158,7 @@ def test_half_precision_tiles_are_upcast(dtype: torch.dtype) -> None:
 
 def test_errors_name_what_was_expected_and_what_came() -> None:
     queries, tile, candidates = problem(0)
-    with pytest.raises(ValueError, match=r"queries must be .*, got \(5, 6, 16\)"):
+    with pytest.raises(ValueError, match=r"queries must be .*, got \(6, 6, 16\)"):
         mean_k_scores(queries[0], [tile], [candidates])
     with pytest.raises(ValueError, match="one mask per tile: expected 1, got 2"):
         mean_k_scores(queries, [tile], [candidates, candidates])

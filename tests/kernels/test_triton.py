@@ -21,7 +21,7 @@ PAYLOAD = "*bf16"
 def test_kernels_agree_with_their_references_in_the_interpreter() -> None:
     file = HERE / "interpreted_triton.py"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+        [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", str(file)],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=HERE.parents[1],
         capture_output=True,

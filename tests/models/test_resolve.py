@@ -133,11 +133,14 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "~/nothing-here", ""])
+@pytest.mark.parametrize(
+    "name", ["/no/such/folder", "./nothing", "~/nothing-here", "~no-such-user", ""]
+)
 def test_a_path_that_leads_nowhere_is_no_hub_name(name: str) -> None:
     with pytest.raises(ModelError):
         resolve_model(name)
 
 
-def test_other_names_are_hub_names() -> None:
-    assert resolve_model("example-org/Example-7B") == "example-org/Example-7B"
+@pytest.mark.parametrize("name", ["example-org/Example-7B", "x" * 5000, "a\0b"])
+def test_other_names_are_hub_names(name: str) -> None:
+    assert resolve_model(name) == name
