@@ -8,6 +8,10 @@ from kvws.blocks.key import BLOCK_TOKENS
 from kvws.errors import ConfigError
 
 
+_ENGINE_HEADROOM_TOKENS = 8
+"""SGLang refuses prompts this close to its context length."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How large views, queries and answers may be.
@@ -61,7 +65,7 @@ class Limits:
     @property
     def chunk_tokens(self) -> int:
         """Tokens ingested in one pass: what fits beside a full budget, in whole blocks."""
-        return (self.reserve_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        return self._usable(self.reserve_tokens) // BLOCK_TOKENS * BLOCK_TOKENS
 
     @property
     def budget_blocks(self) -> int:
@@ -76,9 +80,17 @@ class Limits:
         return -(-self.recent_tokens // BLOCK_TOKENS)
 
     def fits(self, view_blocks: int, other_tokens: int) -> bool:
-        """Whether a view and other tokens fit the context, with one token left to generate."""
-        return view_blocks * BLOCK_TOKENS + other_tokens < self.context_tokens
+        """Whether a view and other tokens make a prompt that the engine takes."""
+        return view_blocks <= self.room_blocks(other_tokens)
 
     def room_blocks(self, other_tokens: int) -> int:
-        """View blocks that fit beside other tokens, one generated token included."""
-        return (self.context_tokens - other_tokens - 1) // BLOCK_TOKENS
+        """View blocks that fit beside other tokens, with room to generate."""
+        return (self._usable(self.context_tokens) - other_tokens) // BLOCK_TOKENS
+
+    def generation_tokens(self, prompt_tokens: int) -> int:
+        """Tokens that can be generated behind a prompt that fits."""
+        return self.context_tokens - prompt_tokens - 2
+
+    @staticmethod
+    def _usable(tokens: int) -> int:
+        return tokens - _ENGINE_HEADROOM_TOKENS

@@ -151,7 +151,7 @@ class _Answer:
 
     def ask(self, prompt: Prompt, *, attempt: str = "answer") -> AsyncGenerator[Chunk, None]:
         """Generate, as far as the context allows."""
-        room = self.limits.context_tokens - len(prompt.token_ids)
+        room = self.limits.generation_tokens(len(prompt.token_ids))
         return self.step.run(
             prompt,
             rid=f"{self.step.id}.{attempt}",

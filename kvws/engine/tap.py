@@ -85,10 +85,10 @@ class QueryTap:
             if tapped is None or len(tapped.chunks) != len(rotary):
                 return None
             layers = [tapped.chunks[layer] for layer in range(len(rotary))]
+        positions = torch.cat([positions for positions, _ in layers[0]])
+        back = {id(table): rotation_between(table, positions, None) for table in rotary}
         raw: list[torch.Tensor] = []
         for table, chunks in zip(rotary, layers, strict=True):
-            positions = torch.cat([positions for positions, _ in chunks])
             rotated = torch.cat([q for _, q in chunks])
-            back = rotation_between(table, positions, None)
-            raw.append(rotate(rotated, back, out_dtype=torch.float32))
+            raw.append(rotate(rotated, back[id(table)], out_dtype=torch.float32))
         return torch.stack(raw)
