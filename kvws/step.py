@@ -102,6 +102,7 @@ async def _attempt(
                 query[:ahead], line, view, workspace, engine, limits, report
             )
         query = query[ahead:]
+    report.query_tokens = len(query)
 
     async with EngineStep(workspace, engine, limits, report) as step:
         answer = _Answer(request, step, query, limits)

@@ -51,6 +51,7 @@ class RecallCost:
 async def measure_recall(
     engine: SglangEngine,
     view_tokens: int,
+    reserve_tokens: int,
     repetitions: int,
     progress: Callable[[str], None],
     *,
@@ -61,16 +62,16 @@ async def measure_recall(
     Two workspaces: one a quarter larger than the view, where every step selects anew, and one
     that outgrew its view by less than the room beside it, where a selection changes nothing.
     """
-    rng = random.Random(seed)
-    reserve = engine.context_tokens - view_tokens
-    limits = Limits(view_tokens, reserve, BLOCK_TOKENS, view_tokens // 4, QUERY_TOKENS)
+    rng = random.Random(seed)  # noqa: S311 (not for secrets)
+    tight = _limits(view_tokens, 4 * QUERY_TOKENS)
+    roomy = _limits(view_tokens, reserve_tokens)
     cost = RecallCost(view_tokens)
 
     progress(f"view {view_tokens}: filling two workspaces")
-    large = _Session("bench-large", engine, limits, rng)
+    large = _Session("bench-large", engine, tight, rng)
     await large.grow(view_tokens + max(view_tokens // 4, 8 * BLOCK_TOKENS))
     await large.step()  # leaves the sliding view of the filling behind
-    exact = _Session("bench-exact", engine, limits, rng)
+    exact = _Session("bench-exact", engine, roomy, rng)
     await exact.grow(view_tokens)
 
     for repetition in range(repetitions):
@@ -93,6 +94,10 @@ async def measure_recall(
     for session in (large, exact):
         await engine.drop_workspace(session.workspace.name)
     return cost
+
+
+def _limits(view_tokens: int, reserve_tokens: int) -> Limits:
+    return Limits(view_tokens, reserve_tokens, BLOCK_TOKENS, view_tokens // 4, QUERY_TOKENS)
 
 
 class _Session:

@@ -114,8 +114,12 @@ def _prepare_environment(settings: EngineSettings, control_dir: Path) -> None:
     os.environ[CONTROL_DIR_VARIABLE] = str(control_dir)
     os.environ["SGLANG_PLUGINS"] = "kvws"
     os.environ["SGLANG_ROPE_CACHE_FP32"] = "1"
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning")  # of what is not installed
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(settings.cache_dir / "torch_extensions"))
-    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
+    if settings.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    else:
+        os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if activate() is not None:
@@ -124,11 +128,13 @@ def _prepare_environment(settings: EngineSettings, control_dir: Path) -> None:
 
 def _start(settings: EngineSettings, control_dir: Path) -> Any:
     _prepare_environment(settings, control_dir)
-    _quiet_sglang()
-    import sglang
-
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)  # the engine's log says it
     try:
-        llm = sglang.Engine(**engine_arguments(settings, control_dir))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            import sglang
+
+            llm = sglang.Engine(**engine_arguments(settings, control_dir))
     except (Exception, SystemExit) as error:
         reported = read_startup_error(control_dir)
         if reported is not None:
@@ -155,12 +161,6 @@ async def _connect(
         block_bytes=sum(shape["block_bytes"] for shape in shapes),
     )
     return engine, shapes
-
-
-def _quiet_sglang() -> None:
-    """The front process prints kvws' own lines; what the engine has to say is in its log."""
-    logging.getLogger("sglang").setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", module=r"sglang\..*")
 
 
 def _leave_it_to_liveness(signum: int, frame: Any) -> None:

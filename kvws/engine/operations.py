@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kvws.blocks.key import BLOCK_TOKENS
 from kvws.blocks.page import Slice
 from kvws.engine.data_plane import DataPlane
 from kvws.engine.tap import QueryTap
@@ -108,10 +109,15 @@ class Operations:
         payload, first_position = found
         return {**_as_message(payload.float()), "first_position": first_position}
 
+    def _device_used_bytes(self) -> int:
+        """KV bytes of pool slots that are not free: running requests and the prefix tree."""
+        used_tokens = self._allocator.size - self._allocator.available_size()
+        return used_tokens * self._plane.host.geometry.block_bytes // BLOCK_TOKENS
+
     def _stats(self) -> dict[str, int]:
         return {
             **self._plane.stats(),
-            "device_free_tokens": self._allocator.available_size(),
+            "device_used_bytes": self._device_used_bytes(),
             "watched_requests": self._tap.watched,
         }
 

@@ -23,7 +23,8 @@ class EngineSettings:
         device_tokens: slots of the engine's KV pool; two full contexts when None.
         host_bytes: capacity of the host tier per rank; half of the free memory when None.
         dtype: of weights and KV, as torch names it.
-        threads: compute threads of the engine on a CPU.
+        threads: compute threads of the engine on a CPU; what OMP_NUM_THREADS says, else all
+            cores, when None.
         max_running_requests: requests batched together.
         cache_dir: for compiled extensions, kept between starts.
     """
@@ -33,6 +34,6 @@ class EngineSettings:
     device_tokens: int | None = None
     host_bytes: int | None = None
     dtype: str = "float32"
-    threads: int = 2
+    threads: int | None = None
     max_running_requests: int = 4
     cache_dir: Path = Path.home() / ".cache" / "kvws"

@@ -43,6 +43,7 @@ class StepReport:
         thread: name of the thread.
         prompt_tokens: length of the client's whole prompt.
         new_tokens: tokens of it that were not in the log as blocks.
+        query_tokens: those of them that the answer was asked with, behind the view.
         computed_tokens: prompt tokens the engine computed, over all its passes.
         generated_tokens: tokens decoded.
         view_blocks: blocks of the execution view.
@@ -59,6 +60,7 @@ class StepReport:
     thread: str
     prompt_tokens: int = 0
     new_tokens: int = 0
+    query_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
     view_blocks: int = 0

@@ -1,0 +1,60 @@
+"""Options that several commands share: the fields of `Settings` as flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kvws.config import Settings
+from kvws.engine.settings import EngineSettings
+from kvws.errors import ConfigError
+from kvws.limits import Limits
+from kvws.models import load_config, read_model_config, require_relocatable, resolve_model
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SETTINGS = (
+    click.option("--model", help="Alias smollm2, Hugging Face folder or hub name."),
+    click.option("--budget", type=int, help="Tokens of the execution view."),
+    click.option("--reserve", type=int, help="Tokens beside it for query and generation."),
+    click.option("--sink", type=int, help="First tokens of a thread, always in view."),
+    click.option("--recent", type=int, help="Newest tokens of a thread, always in view."),
+    click.option("--query", type=int, help="Most new tokens a selection is asked with."),
+    click.option("--host-bytes", help="Capacity of the host tier, such as 8GiB."),
+    click.option("--threads", type=int, help="Compute threads of the engine on a CPU."),
+)
+
+
+def settings_options(command: Command) -> Command:
+    """Add the flags of `Settings` to a command."""
+    for option in reversed(_SETTINGS):
+        command = option(command)
+    return command
+
+
+def engine_settings(settings: Settings, limits: Limits) -> EngineSettings:
+    """Resolve the model and check that the limits fit it, before an engine is started.
+
+    Raises:
+        ModelError, UnsupportedModel: the model is not there, or its keys cannot be relocated.
+        ConfigError: budget + reserve exceed the model's positions.
+    """
+    model = resolve_model(settings.model)
+    if isinstance(model, Path):
+        require_relocatable(load_config(model))
+        positions = read_model_config(model).max_position
+        if limits.context_tokens > positions:
+            raise ConfigError(
+                f"budget and reserve need {limits.context_tokens} positions, "
+                f"{settings.model} has {positions}",
+                hint="lower --budget or --reserve",
+            )
+    return EngineSettings(
+        model=model,
+        context_tokens=limits.context_tokens,
+        host_bytes=settings.host_bytes or None,
+        threads=settings.threads or None,
+    )

@@ -1,0 +1,156 @@
+"""Settings and where each value came from.
+
+Order, first present wins: flags, environment (`KVWS_*`), `./kvws.toml`, the user's
+`kvws/config.toml`, defaults. An unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kvws.errors import ConfigError
+from kvws.limits import Limits
+
+_SIZE_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user can set.
+
+    Attributes:
+        model: alias (`smollm2`), Hugging Face folder or hub name.
+        budget: tokens of the execution view.
+        reserve: tokens kept for query and generation beside it.
+        sink: first tokens of a thread, in every view.
+        recent: newest tokens of a thread, in every view; 0 for a quarter of the budget.
+        query: most new tokens a selection is asked with; earlier ones are ingested ahead.
+        host_bytes: capacity of the host tier; 0 for half of the free memory.
+        threads: compute threads of the engine on a CPU; 0 for all cores.
+    """
+
+    model: str = "smollm2"
+    budget: int = 2048
+    reserve: int = 1024
+    sink: int = 32
+    recent: int = 0
+    query: int = 128
+    host_bytes: int = 0
+    threads: int = 0
+
+    def limits(self) -> Limits:
+        """The step limits these settings describe.
+
+        Raises:
+            ConfigError: they contradict each other.
+        """
+        return Limits(
+            budget_tokens=self.budget,
+            reserve_tokens=self.reserve,
+            sink_tokens=self.sink,
+            recent_tokens=self.recent or self.budget // 4,
+            query_tokens=self.query,
+        )
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings, and per field the place its value came from."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+def resolve_settings(
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+    user_config: Path | None = None,
+) -> Resolved:
+    """Merge all places.
+
+    Args:
+        flags: values given on the command line; None means not given.
+        environment: the process environment by default.
+        directory: where `kvws.toml` is looked for; the working directory by default.
+        user_config: the user's file; `$XDG_CONFIG_HOME/kvws/config.toml` by default.
+
+    Raises:
+        ConfigError: an unknown key, an unreadable file or a value of the wrong kind.
+    """
+    environment = os.environ if environment is None else environment
+    local = (directory or Path.cwd()) / "kvws.toml"
+    user = user_config or _user_config(environment)
+    places: list[tuple[str, Mapping[str, Any]]] = [
+        ("flag", {name: value for name, value in flags.items() if value is not None}),
+        ("environment", _from_environment(environment)),
+        (str(local), _from_file(local)),
+        (str(user), _from_file(user)),
+    ]
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for field in fields(Settings):
+        name = field.name
+        found = next(((place, v[name]) for place, v in places if name in v), None)
+        place, value = found if found is not None else ("default", field.default)
+        values[name] = _typed(name, value, type(field.default), place)
+        sources[name] = place
+    return Resolved(Settings(**values), sources)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    known = {f"KVWS_{field.name.upper()}": field.name for field in fields(Settings)}
+    return {name: environment[variable] for variable, name in known.items() if variable in environment}
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", hint="it must be TOML") from error
+    known = [field.name for field in fields(Settings)]
+    for key in content:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            raise ConfigError(f"{path}: unknown key {key!r}", hint=hint)
+    return content
+
+
+def _user_config(environment: Mapping[str, str]) -> Path:
+    home = environment.get("XDG_CONFIG_HOME")
+    base = Path(home) if home else Path.home() / ".config"
+    return base / "kvws" / "config.toml"
+
+
+def _typed(name: str, value: Any, kind: type, place: str) -> Any:
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        raise ConfigError(f"{name} ({place}) must be text, got {value!r}")
+    number = parse_size(value) if isinstance(value, str) else value
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ConfigError(
+            f"{name} ({place}) must be a whole number, got {value!r}",
+            hint="sizes may carry a unit: 512MiB, 8GiB",
+        )
+    return number
+
+
+def parse_size(text: str) -> int | None:
+    """'8GiB' → bytes, '2048' → 2048; None when it is neither."""
+    digits = text.strip().rstrip("BbIiKkMmGgTt")
+    unit = text.strip()[len(digits) :].lower()
+    unit = unit if unit.endswith("ib") or not unit else f"{unit.rstrip('b')}ib"
+    if not digits.strip().isdigit() or unit not in _SIZE_UNITS:
+        return None
+    return int(digits) * _SIZE_UNITS[unit]
