@@ -100,14 +100,15 @@ def resolve_settings(
         name = field.name
         found = next(((place, v[name]) for place, v in places if name in v), None)
         place, value = found if found is not None else ("default", field.default)
-        values[name] = _typed(name, value, type(field.default), place)
+        values[name] = _typed(name, value, place, is_text=isinstance(field.default, str))
         sources[name] = place
     return Resolved(Settings(**values), sources)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    known = {f"KVWS_{field.name.upper()}": field.name for field in fields(Settings)}
-    return {name: environment[variable] for variable, name in known.items() if variable in environment}
+    names = [field.name for field in fields(Settings)]
+    variables = {name: f"KVWS_{name.upper()}" for name in names}
+    return {name: environment[v] for name, v in variables.items() if v in environment}
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -132,8 +133,8 @@ def _user_config(environment: Mapping[str, str]) -> Path:
     return base / "kvws" / "config.toml"
 
 
-def _typed(name: str, value: Any, kind: type, place: str) -> Any:
-    if kind is str:
+def _typed(name: str, value: Any, place: str, *, is_text: bool) -> Any:
+    if is_text:
         if isinstance(value, str):
             return value
         raise ConfigError(f"{name} ({place}) must be text, got {value!r}")

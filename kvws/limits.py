@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.errors import ConfigError
 
-
 _ENGINE_HEADROOM_TOKENS = 8
 """SGLang refuses prompts this close to its context length."""
 
@@ -50,11 +49,16 @@ class Limits:
                 "one block each",
                 hint=f"set --sink and --recent to {BLOCK_TOKENS} or more",
             )
-        if self.query_tokens < BLOCK_TOKENS or self.reserve_tokens < 2 * self.query_tokens:
+        if self.query_tokens < BLOCK_TOKENS:
+            raise ConfigError(
+                f"a query of {self.query_tokens} tokens is less than one block",
+                hint=f"set --query to {BLOCK_TOKENS} or more",
+            )
+        if self.reserve_tokens < 2 * self.query_tokens:
             raise ConfigError(
                 f"a reserve of {self.reserve_tokens} tokens does not hold a query of "
                 f"{self.query_tokens} and as much generation",
-                hint=f"set --reserve to {2 * max(self.query_tokens, BLOCK_TOKENS)} or more",
+                hint=f"set --reserve to {2 * self.query_tokens} or more",
             )
 
     @property

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.protocol import Chunk, Engine
 from kvws.errors import LoadFailed, PoisonedView, SelfCheckFailed
 from kvws.limits import Limits
@@ -80,6 +79,16 @@ async def run_step(
                 workspace.start_new_epoch()
                 if attempt == _ATTEMPTS - 1:
                     raise
+
+
+async def finish_step(outputs: AsyncGenerator[StepOutput, None]) -> StepReport:
+    """Run a step to its end for its report alone."""
+    report: StepReport | None = None
+    async for output in outputs:
+        if isinstance(output, StepReport):
+            report = output
+    assert report is not None, "a step ends with its report"
+    return report
 
 
 async def _attempt(

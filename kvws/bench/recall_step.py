@@ -17,7 +17,7 @@ from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.replay.baselines import cold_text_ms
 from kvws.session.workspace import Workspace
-from kvws.step import StepRequest, run_step
+from kvws.step import StepRequest, finish_step, run_step
 
 QUERY_TOKENS = 64
 SAMPLING = {"temperature": 0.0, "ignore_eos": True}
@@ -131,9 +131,4 @@ class _Session:
     async def _run(self, tokens: int) -> StepReport:
         self._tokens += self.random_tokens(tokens)
         request = StepRequest("main", self._tokens, 1, keep_generated=False, sampling=SAMPLING)
-        output = None
-        async for output in run_step(request, self.workspace, self._engine, self._limits):
-            pass
-        if not isinstance(output, StepReport):
-            raise RuntimeError("a step ended without its report")
-        return output
+        return await finish_step(run_step(request, self.workspace, self._engine, self._limits))

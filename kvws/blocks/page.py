@@ -35,4 +35,4 @@ def require_full_page(source: PageSource) -> None:
             raise ValueError(f"{piece} leaves its block of {BLOCK_TOKENS} tokens")
     filled = sum(piece.length for piece in source)
     if filled != BLOCK_TOKENS:
-        raise ValueError(f"a page holds {BLOCK_TOKENS} tokens, the source fills {filled}: {source}")
+        raise ValueError(f"a page holds {BLOCK_TOKENS} tokens, {source} fills {filled}")

@@ -27,7 +27,7 @@ from kvws.replay.run import ReplayedStep, ReplayOptions, SessionReplay
     "--generate",
     type=click.IntRange(min=0),
     default=0,
-    help="Also decode so many tokens a step; the recorded answer is what the session goes on with.",
+    help="Also decode so many tokens a step; the session goes on with the recorded answer.",
 )
 @click.option(
     "--compare",

@@ -1,3 +1,4 @@
+# pyright: basic
 """CPU attention that computes only the new rows of a sequence.
 
 The engine's own `torch_native` backend attends with every row at each extend, O((prefix + new)²)

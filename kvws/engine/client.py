@@ -1,3 +1,4 @@
+# pyright: basic
 """SGLang's TokenizerManager and the ranks' control sockets, as one `Engine`."""
 
 from __future__ import annotations

@@ -24,25 +24,32 @@ class RankClient:
     async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
         """Ask for an operation.
 
+        A caller that is cancelled does not cancel the exchange: its answer would be taken for
+        the next request's.
+
         Raises:
             ControlError: the rank refused it.
             EngineDied: the connection is gone.
         """
+        body = await asyncio.shield(self._exchange(operation, arguments))
+        reply = wire.unpack(body)
+        if "error" in reply:
+            raise ControlError(f"{operation}: {reply['error']}", hint=reply.get("hint", ""))
+        return reply["value"]
+
+    async def _exchange(self, operation: str, arguments: dict[str, Any]) -> bytes:
         async with self._lock:
             try:
                 reader, writer = await self._connection()
                 writer.write(wire.encode({"operation": operation, **arguments}))
                 await writer.drain()
                 header = await reader.readexactly(wire.HEADER_BYTES)
-                body = await reader.readexactly(wire.frame_length(header))
+                return await reader.readexactly(wire.frame_length(header))
             except (OSError, asyncio.IncompleteReadError) as error:
+                await self.close()
                 raise EngineDied(
                     "the engine process is gone", hint="see its log for the reason"
                 ) from error
-        reply = wire.decode(body)
-        if "error" in reply:
-            raise ControlError(f"{operation}: {reply['error']}", hint=reply.get("hint", ""))
-        return reply["value"]
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvws.engine import wire
-from kvws.errors import KvwsError
+from kvws.errors import ControlError, KvwsError
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class ControlServer:
 
     def stop(self) -> None:
         """Stop accepting; open connections end with their peers."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # close() alone leaves accept() waiting
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
@@ -52,17 +54,20 @@ class ControlServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            while (request := wire.receive(connection)) is not None:
-                connection.sendall(wire.encode(self._answer(request)))
+            try:
+                while (request := wire.receive(connection)) is not None:
+                    connection.sendall(self._answer(request))
+            except (ControlError, ValueError) as error:
+                logger.warning("kvws: control connection closed, it sent no message: %s", error)
 
-    def _answer(self, request: Any) -> dict[str, Any]:
+    def _answer(self, request: Any) -> bytes:
         try:
             operation = request.pop("operation")
-            return {"value": self._handler.handle(operation, request)}
+            return wire.encode({"value": self._handler.handle(operation, request)})
         except KvwsError as error:
-            return {"error": str(error.args[0]), "hint": error.hint}
+            return wire.encode({"error": str(error.args[0]), "hint": error.hint})
         except AssertionError as error:
-            return {"error": f"integrity: {error}"}
+            return wire.encode({"error": f"integrity: {error}"})
         except Exception as error:
             logger.exception("kvws: control request failed")
-            return {"error": f"{type(error).__name__}: {error}"}
+            return wire.encode({"error": f"{type(error).__name__}: {error}"})

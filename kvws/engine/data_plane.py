@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
-from kvws.blocks.ledger import StepLedger
+from kvws.blocks.ledger import OpenStep, StepLedger
 from kvws.blocks.page import PageSource, require_full_page
 from kvws.blocks.table import BlockTable, Residency
 from kvws.errors import ControlError, HostTierFull
@@ -118,9 +118,12 @@ class DataPlane:
     def close_step(self, step: str, named: Sequence[tuple[str, int, int]]) -> StepOutcome:
         """End a step: the named pages it computed become blocks, all others are dropped.
 
+        The first name without a page ends the run: a block behind a gap is one that no line
+        would ever reach.
+
         Args:
             step: an open step.
-            named: (page hash, block number, index of the page in its prompt).
+            named: (page hash, block number, index of the page in its prompt), in log order.
         """
         with self._lock:
             entry = self._ledger.close(step)
@@ -128,16 +131,20 @@ class DataPlane:
                 raise ControlError(f"step {step} is not open")
             adopted: dict[int, Residency] = {}
             for page_hash, number, page_index in named:
-                if self._table.find((entry.workspace, number)) is None:
-                    slot = self._adopt(entry.staged, page_hash)
-                    if slot is not None:
-                        first_position = page_index * BLOCK_TOKENS
-                        adopted[number] = Residency(slot, first_position, page_hash)
+                if self._table.find((entry.workspace, number)) is not None:
+                    continue
+                slot = self._adopt(entry, page_hash)
+                if slot is None:
+                    break
+                adopted[number] = Residency(slot, page_index * BLOCK_TOKENS, page_hash)
             self.host.free(list(entry.staged.values()))
         # Nobody else knows these slots yet, so the scheduler need not wait for the arithmetic.
         means = self._block_means(list(adopted.values()))
         with self._lock:
             for (number, residency), mean in zip(adopted.items(), means, strict=True):
+                if self._table.find((entry.workspace, number)) is not None:
+                    self.host.free([residency.slot])  # another step has become it meanwhile
+                    continue
                 self._table.add((entry.workspace, number), residency)
                 self._index(entry.workspace).write(number, mean)
             resident = [
@@ -149,10 +156,10 @@ class DataPlane:
             resident, entry.refused_pages, entry.loaded_pages, entry.stage_in_ms
         )
 
-    def _adopt(self, staged: dict[str, int], page_hash: str) -> int | None:
+    def _adopt(self, entry: OpenStep, page_hash: str) -> int | None:
         """The host slot of a page the step computed. A page that is an earlier block already was
         shared by the prefix tree and not computed again: its bytes are copied."""
-        slot = staged.pop(page_hash, None)
+        slot = entry.staged.pop(page_hash, None)
         if slot is not None:
             return slot
         twin_id = self._table.computed_as(page_hash)
@@ -162,6 +169,8 @@ class DataPlane:
         try:
             (slot,) = self.host.allocate(1)
         except HostTierFull:
+            self._counters["refused_pages"] += 1
+            entry.refused_pages += 1
             return None
         self.host.payload(slot).copy_(self.host.payload(twin.slot))
         return slot

@@ -1,15 +1,17 @@
+# pyright: basic
 """Starting the stock engine with the kvws plugin, checking it, and stopping it again."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from kvws.engine.control_client import Ranks
 from kvws.engine.liveness import Liveness
 from kvws.engine.platform_entry import activate
 from kvws.engine.plugin import CONTROL_DIR_VARIABLE, LOG_NAME
+from kvws.engine.processes import EngineProcesses
 from kvws.engine.self_check import self_check
 from kvws.engine.settings import EngineSettings, default_host_bytes
 from kvws.engine.startup_report import read_startup_error
@@ -40,7 +43,7 @@ class RunningEngine:
 
 
 @contextlib.contextmanager
-def running_engine(settings: EngineSettings) -> Iterator[RunningEngine]:
+def running_engine(settings: EngineSettings) -> Generator[RunningEngine]:
     """Start an engine in processes of its own; stop them at the end.
 
     The engine's log is kept, and named in the error, when kvws fails; otherwise it goes.
@@ -50,22 +53,25 @@ def running_engine(settings: EngineSettings) -> Iterator[RunningEngine]:
     """
     control_dir = Path(tempfile.mkdtemp(prefix="kvws-"))  # mode 0700
     keep_log = False
-    llm = None
+    processes = EngineProcesses()
     try:
         llm = _start(settings, control_dir)
         ranks = Ranks(sorted(control_dir.glob("rank-*.sock")))
-        engine, shapes = llm.loop.run_until_complete(_connect(llm, ranks, control_dir, settings))
+        liveness = Liveness(processes.pids(), control_dir / LOG_NAME)
+        engine, shapes = llm.loop.run_until_complete(_connect(llm, ranks, liveness, settings))
         try:
             llm.loop.run_until_complete(self_check(engine, shapes))
             yield RunningEngine(engine, llm.loop)
         finally:
             llm.loop.run_until_complete(ranks.close())
+            # The watchdog would take the end for a crash; shutdown kills every child we have.
+            llm.tokenizer_manager._subprocess_watchdog.stop()
+            atexit.unregister(llm.shutdown)
     except EngineError:
         keep_log = True
         raise
     finally:
-        if llm is not None:
-            llm.shutdown()
+        processes.stop()
         if not keep_log:
             shutil.rmtree(control_dir, ignore_errors=True)
 
@@ -147,16 +153,17 @@ def _start(settings: EngineSettings, control_dir: Path) -> Any:
 
 
 async def _connect(
-    llm: Any, ranks: Ranks, control_dir: Path, settings: EngineSettings
+    llm: Any, ranks: Ranks, liveness: Liveness, settings: EngineSettings
 ) -> tuple[SglangEngine, list[dict[str, Any]]]:
-    log = control_dir / LOG_NAME
     shapes = await ranks.call("describe")
     if not shapes:
-        raise EngineStartError("the engine runs without the kvws linker", hint=f"its log is {log}")
+        raise EngineStartError(
+            "the engine runs without the kvws linker", hint="check SGLANG_PLUGINS"
+        )
     engine = SglangEngine(
         llm.tokenizer_manager,
         ranks,
-        Liveness([shape["pid"] for shape in shapes], log),
+        liveness,
         context_tokens=settings.context_tokens,
         block_bytes=sum(shape["block_bytes"] for shape in shapes),
     )

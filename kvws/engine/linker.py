@@ -1,3 +1,4 @@
+# pyright: basic
 """SGLang's external cache linker, bound to the data plane of this rank.
 
 Nothing here may raise into the scheduler loop: a failure becomes a refusal or a failed load, is
@@ -66,7 +67,7 @@ class WorkspaceLinker(UnifiedCacheLinker):
             raise
         self.forward_stream = forward_stream
         self.pools = {PoolName.KV: pool}
-        self.layer_done_counter = LayerWiseLoadCounter(pool.layer_num)
+        self.layer_done_counter = self._layers = LayerWiseLoadCounter(pool.layer_num)
         self._plane = DataPlane(pool, plugin.rotary, host)
         self._queued: dict[str, QueuedLoad | None] = {}
         self._finished_offloads: deque[bool] = deque()
@@ -130,7 +131,7 @@ class WorkspaceLinker(UnifiedCacheLinker):
         if not self._queued:
             return -1
         loads, self._queued = list(self._queued.values()), {}
-        index = self.layer_done_counter.update_producer()
+        index = self._layers.update_producer()
         self._loader.submit(self._fill, index, loads)
         return index
 
@@ -140,17 +141,17 @@ class WorkspaceLinker(UnifiedCacheLinker):
         try:
             if len(ready) < len(loads):
                 raise LoadFailed("a promised page lost its bytes before it was loaded")
-            self._plane.fill(ready, lambda layer: self.layer_done_counter.complete(index, layer))
+            self._plane.fill(ready, lambda layer: self._layers.complete(index, layer))
         except Exception as error:
             failed = True
             logger.exception("kvws: stage-in failed; its requests are aborted")
-            self.layer_done_counter.fail(index, error)
+            self._layers.fail(index, error)
         finally:
             for load in ready:
                 self._plane.release_load(load, failed=failed)
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        return self.layer_done_counter.finish(counter_index)
+        return self._layers.finish(counter_index)
 
     def cancel_queued_load(self, rid: str) -> bool:
         if rid not in self._queued:
@@ -167,7 +168,7 @@ class WorkspaceLinker(UnifiedCacheLinker):
         for rid in list(self._queued):
             self.cancel_queued_load(rid)
         self._finished_offloads.clear()
-        self.layer_done_counter.reset()
+        self._layers.reset()
 
     def close(self) -> None:
         self._control.stop()

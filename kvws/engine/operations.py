@@ -78,7 +78,7 @@ class Operations:
         }
 
     def _promise(self, step: str, view: list[list[Any]]) -> list[int]:
-        pages = [(page_hash, tuple(Slice(*piece) for piece in pieces)) for page_hash, pieces in view]
+        pages = [(page_hash, tuple(Slice(*s) for s in source)) for page_hash, source in view]
         return self._plane.promise(step, pages)
 
     def _score(self, rid: str, workspace: str, candidates: bytes) -> dict[str, Any]:

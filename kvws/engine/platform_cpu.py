@@ -1,3 +1,4 @@
+# pyright: basic
 """SGLang platform: any CPU that torch runs on, without SGLang's own CPU kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic
 """Entry point of the SGLang platform plugin: decides, before anything heavy is imported, whether
 the stock engine should run on a plain CPU."""
 
@@ -29,7 +30,7 @@ def declare_torchvision_ops() -> None:
     installed = importlib.util.find_spec("torchvision") is not None
     if not installed or "torchvision" in sys.modules or hasattr(torch.ops.torchvision, "nms"):
         return
-    library = torch.library.Library("torchvision", "DEF")  # noqa: TOR901
+    library = torch.library.Library("torchvision", "DEF")
     for op in ("nms", "qnms"):
         library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _declared_ops.append(library)

@@ -1,3 +1,4 @@
+# pyright: basic
 """SGLang general plugin: two hooks and the CPU attention, in every engine process.
 
 State here is per process because SGLang's hooks are plain functions: one engine process has one

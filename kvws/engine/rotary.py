@@ -1,3 +1,4 @@
+# pyright: basic
 """Finding each attention layer's rotary encoding in a loaded model, and refusing models whose
 keys cannot be moved to other positions."""
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgpack
-
 import kvws.errors
+from kvws.engine import wire
 from kvws.errors import EngineStartError, KvwsError
 
 _FILE = "startup-error.msgpack"
@@ -21,7 +20,7 @@ def report_startup_error(control_dir: Path, error: KvwsError) -> None:
             "message": str(error.args[0]),
             "hint": error.hint,
         }
-        target.write_bytes(msgpack.packb(reason))
+        target.write_bytes(wire.pack(reason))
 
 
 def read_startup_error(control_dir: Path) -> KvwsError | None:
@@ -29,6 +28,6 @@ def read_startup_error(control_dir: Path) -> KvwsError | None:
     source = control_dir / _FILE
     if not source.exists():
         return None
-    reason = msgpack.unpackb(source.read_bytes())
+    reason = wire.unpack(source.read_bytes())
     kind = getattr(kvws.errors, reason["kind"], EngineStartError)
     return kind(reason["message"], hint=reason["hint"])

@@ -1,10 +1,11 @@
+# pyright: basic
 """Framing of the control socket: a 4-byte little-endian length, then one msgpack document."""
 
 from __future__ import annotations
 
 import socket
 import struct
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -15,9 +16,19 @@ MAX_FRAME_BYTES = 256 << 20
 """More than any message needs; a longer one is a broken stream, refused before allocation."""
 
 
+def pack(message: Any) -> bytes:
+    """A message as msgpack."""
+    return cast("bytes", msgpack.packb(message))
+
+
+def unpack(body: bytes) -> Any:
+    """The message that `pack` was given; lists come back for tuples."""
+    return msgpack.unpackb(body, strict_map_key=False)
+
+
 def encode(message: Any) -> bytes:
     """One frame, length included."""
-    body: bytes = msgpack.packb(message)
+    body = pack(message)
     return _LENGTH.pack(len(body)) + body
 
 
@@ -33,21 +44,20 @@ def frame_length(header: bytes) -> int:
     return length
 
 
-def decode(body: bytes) -> Any:
-    """The message of a frame's body."""
-    return msgpack.unpackb(body, strict_map_key=False)
-
-
 HEADER_BYTES = _LENGTH.size
 
 
 def receive(connection: socket.socket) -> Any | None:
-    """Read one message from a blocking socket; None at a clean end of stream."""
+    """Read one message from a blocking socket; None when the stream ends, even within one.
+
+    Raises:
+        ControlError, ValueError: what arrives is no message.
+    """
     header = _receive_exactly(connection, HEADER_BYTES)
     if header is None:
         return None
     body = _receive_exactly(connection, frame_length(header))
-    return None if body is None else decode(body)
+    return None if body is None else unpack(body)
 
 
 def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ class Timings:
     first_token: float = 0.0
 
     @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
+    def measure(self, part: str) -> Generator[None]:
         """Add the time of a block to a part."""
         begin = time.perf_counter()
         try:

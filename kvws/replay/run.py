@@ -13,7 +13,7 @@ from kvws.replay.baselines import cold_text_ms
 from kvws.replay.render import ChatRenderer
 from kvws.replay.trace import Trace
 from kvws.session.workspace import Workspace
-from kvws.step import StepRequest, run_step
+from kvws.step import StepRequest, finish_step, run_step
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,7 @@ class SessionReplay:
             keep_generated=False,
             sampling={"temperature": 0.0, "ignore_eos": True},
         )
-        report: StepReport | None = None
-        async for output in run_step(request, self.workspace, self.engine, self.limits):
-            if isinstance(output, StepReport):
-                report = output
-        assert report is not None, "a step ends with its report"
-        return report
+        return await finish_step(run_step(request, self.workspace, self.engine, self.limits))
 
     async def _tier_bytes(self) -> TierBytes:
         stats = await self.engine.stats()

@@ -1,0 +1,46 @@
+"""One real engine with the embedded model for the whole test session."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvws.engine.launch import RunningEngine, running_engine
+from kvws.engine.settings import EngineSettings
+from kvws.models import resolve_model
+
+CONTEXT_TOKENS = 2048
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    return Path(resolve_model("smollm2"))
+
+
+@pytest.fixture(scope="session")
+def running(smollm2: Path) -> Iterator[RunningEngine]:
+    settings = EngineSettings(
+        model=smollm2, context_tokens=CONTEXT_TOKENS, device_tokens=4096, host_bytes=2 << 30
+    )
+    with running_engine(settings) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def text(smollm2: Path) -> list[int]:
+    """Tokens of real source text (this repository's own), some 12K of them."""
+    from transformers import AutoTokenizer
+
+    root = Path(__file__).parents[2]
+    tokenizer = AutoTokenizer.from_pretrained(str(smollm2))
+    source = "\n".join(path.read_text() for path in sorted((root / "kvws").glob("**/*.py")))
+    return tokenizer(source[:48_000]).input_ids
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Seeded by the test's name, so that a failure repeats."""
+    return random.Random(request.node.name)

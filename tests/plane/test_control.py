@@ -1,0 +1,245 @@
+"""The control socket: one answer for each request, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvws.engine import wire
+from kvws.engine.control_client import RankClient, Ranks
+from kvws.engine.control_server import ControlServer
+from kvws.errors import ControlError, EngineDied, HostTierFull
+
+
+class Desk:
+    """Answers what the tests ask for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.gate = threading.Event()
+
+    def handle(self, operation: str, arguments: dict[str, Any]) -> Any:
+        self.calls.append(operation)
+        if operation == "echo":
+            return arguments
+        if operation == "full":
+            raise HostTierFull("no room", hint="raise --host-bytes")
+        if operation == "integrity":
+            raise AssertionError("a slot is held twice")
+        if operation == "crash":
+            raise KeyError("oops")
+        if operation == "unsendable":
+            return object()
+        if operation == "slow":
+            assert self.gate.wait(10)
+            return "slow"
+        raise ControlError(f"unknown control operation {operation!r}")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def path(tmp_path: Path, desk: Desk) -> Iterator[Path]:
+    path = tmp_path / "rank-0.sock"
+    server = ControlServer(path, desk)
+    server.start()
+    yield path
+    desk.gate.set()
+    server.stop()
+
+
+def ask(path: Path, operation: str, **arguments: Any) -> Any:
+    async def go() -> Any:
+        client = RankClient(path)
+        try:
+            return await client.call(operation, arguments)
+        finally:
+            await client.close()
+
+    return asyncio.run(go())
+
+
+def test_an_answer_comes_back(path: Path) -> None:
+    sent = {"n": 1, "bytes": b"\x00\xff", "list": [1, [2, "x"]], "none": None}
+    assert ask(path, "echo", **sent) == sent
+
+
+def test_a_refusal_comes_back_as_a_control_error_with_its_hint(path: Path) -> None:
+    with pytest.raises(ControlError, match="full: no room") as refused:
+        ask(path, "full")
+    assert refused.value.hint == "raise --host-bytes"
+
+
+def test_an_unknown_operation_is_refused(path: Path) -> None:
+    with pytest.raises(ControlError, match="unknown control operation 'format_disk'"):
+        ask(path, "format_disk")
+
+
+def test_a_broken_invariant_comes_back_as_integrity(path: Path) -> None:
+    with pytest.raises(ControlError, match="integrity: a slot is held twice"):
+        ask(path, "integrity")
+
+
+@pytest.mark.parametrize(("operation", "kind"), [("crash", "KeyError"), ("unsendable", "TypeErr")])
+def test_our_own_fault_comes_back_and_the_connection_stays(
+    path: Path, operation: str, kind: str
+) -> None:
+    async def go() -> None:
+        client = RankClient(path)
+        with pytest.raises(ControlError, match=kind):
+            await client.call(operation, {})
+        assert await client.call("echo", {"n": 2}) == {"n": 2}
+        await client.close()
+
+    asyncio.run(go())
+
+
+def test_a_request_that_is_no_request_is_answered(path: Path) -> None:
+    for message in ([1, 2], {"no": "operation"}, None, "text"):
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(5)
+            peer.connect(str(path))
+            peer.sendall(wire.encode(message))
+            reply = wire.receive(peer)
+            if message is not None:
+                assert reply is not None and "error" in reply
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc1", b"\x09\x00"])
+def test_garbage_ends_its_own_connection_only(path: Path, garbage: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(5)
+        peer.connect(str(path))
+        peer.sendall(garbage)
+        peer.shutdown(socket.SHUT_WR)
+        assert peer.recv(1) == b""
+    assert ask(path, "echo", n=1) == {"n": 1}
+
+
+def test_requests_at_once_get_their_own_answers(path: Path) -> None:
+    async def go() -> list[Any]:
+        client = RankClient(path)
+        answers = await asyncio.gather(*(client.call("echo", {"n": n}) for n in range(50)))
+        await client.close()
+        return answers
+
+    assert asyncio.run(go()) == [{"n": n} for n in range(50)]
+
+
+def test_a_caller_that_gives_up_does_not_shift_the_answers(path: Path, desk: Desk) -> None:
+    async def go() -> Any:
+        client = RankClient(path)
+        impatient = asyncio.create_task(client.call("slow", {}))
+        while "slow" not in desk.calls:
+            await asyncio.sleep(0.001)
+        impatient.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        next_call = asyncio.create_task(client.call("echo", {"n": 1}))
+        await asyncio.sleep(0.01)
+        desk.gate.set()
+        answer = await next_call
+        await client.close()
+        return answer
+
+    assert asyncio.run(go()) == {"n": 1}
+
+
+def test_a_peer_that_is_not_there_is_a_dead_engine(tmp_path: Path) -> None:
+    with pytest.raises(EngineDied, match="gone") as died:
+        ask(tmp_path / "nobody.sock", "echo")
+    assert died.value.hint
+
+
+@pytest.mark.parametrize("said", [b"", b"\x05", b"\x05\x00\x00\x00\x81"])
+def test_a_peer_that_dies_in_mid_answer_is_a_dead_engine(tmp_path: Path, said: bytes) -> None:
+    path = tmp_path / "dying.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def die() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            peer.recv(1)
+            peer.sendall(said)
+
+    thread = threading.Thread(target=die)
+    thread.start()
+    with pytest.raises(EngineDied):
+        ask(path, "echo")
+    thread.join()
+    listener.close()
+
+
+def test_a_client_connects_again_after_its_peer_came_back(tmp_path: Path, desk: Desk) -> None:
+    path = tmp_path / "rank-0.sock"
+
+    async def go() -> None:
+        client = RankClient(path)
+        for _ in range(2):
+            with pytest.raises(EngineDied):
+                await client.call("echo", {})
+        server = ControlServer(path, desk)
+        server.start()
+        assert await client.call("echo", {"n": 1}) == {"n": 1}
+        await client.close()
+        server.stop()
+
+    asyncio.run(go())
+
+
+def test_a_stopped_server_leaves_neither_file_nor_thread(tmp_path: Path, desk: Desk) -> None:
+    path = tmp_path / "rank-0.sock"
+    before = accepting()
+    server = ControlServer(path, desk)
+    server.start()
+    assert path.exists() and accepting() == before + 1
+    server.stop()
+    assert not path.exists()
+    wait_until(lambda: accepting() == before)
+
+
+def test_ranks_are_asked_together(tmp_path: Path) -> None:
+    paths = [tmp_path / f"rank-{rank}.sock" for rank in range(2)]
+    desks = [Desk(), Desk()]
+    servers = [ControlServer(path, desk) for path, desk in zip(paths, desks, strict=True)]
+    for server in servers:
+        server.start()
+
+    async def go() -> list[Any]:
+        ranks = Ranks(paths)
+        slow = asyncio.create_task(ranks.call("slow"))
+        while not all("slow" in desk.calls for desk in desks):
+            await asyncio.sleep(0.001)
+        for desk in desks:
+            desk.gate.set()
+        answers = await slow
+        await ranks.close()
+        return answers
+
+    assert asyncio.run(go()) == ["slow", "slow"]
+    for server in servers:
+        server.stop()
+
+
+def accepting() -> int:
+    return sum(thread.name == "kvws-control" for thread in threading.enumerate())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.01)

@@ -1,0 +1,110 @@
+"""Moving payloads between the tiers: bits as they are, keys rotated to their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kvws.kernels.rotary import RotaryTable
+from kvws.tiers.device import paged
+from kvws.tiers.host import HostTier, PayloadGeometry
+from kvws.tiers.stage_in import HostSlice, PageLoad, fill_pages
+from kvws.tiers.stage_out import copy_out
+
+LAYERS, HEADS, DIM, PAGES = 3, 2, 8, 6
+POISON = 12345.0
+
+
+@dataclass
+class Pool:
+    k_buffer: list[torch.Tensor]
+    v_buffer: list[torch.Tensor]
+
+
+def random_pool(dtype: torch.dtype) -> Pool:
+    shape = (PAGES * 32, HEADS, DIM)
+    return Pool(
+        [torch.randn(shape).to(dtype) for _ in range(LAYERS)],
+        [torch.randn(shape).to(dtype) for _ in range(LAYERS)],
+    )
+
+
+def rotary_table(base: float = 100.0) -> RotaryTable:
+    frequency = base ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
+    angle = torch.arange(1024, dtype=torch.float64).unsqueeze(1) * frequency
+    return RotaryTable(angle.cos().float(), angle.sin().float(), interleaved=False)
+
+
+def moved(keys: torch.Tensor, table: RotaryTable, source: int, target: int) -> torch.Tensor:
+    """[heads, dim] of one token in fp64: each pair times z(target) / z(source)."""
+    z = torch.complex(table.cos.double(), table.sin.double())
+    pairs = torch.complex(keys[:, : DIM // 2].double(), keys[:, DIM // 2 :].double())
+    turned = pairs * (z[target] / z[source])
+    return torch.cat([turned.real, turned.imag], dim=1)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pages_are_copied_out_bit_by_bit(dtype: torch.dtype) -> None:
+    pool = random_pool(dtype)
+    geometry = PayloadGeometry(LAYERS, HEADS, DIM, dtype)
+    host = HostTier(geometry, 8 * geometry.block_bytes)
+    copy_out(pool, torch.tensor([4, 1]), host, torch.tensor([6, 2]))
+    for slot, page in ((6, 4), (2, 1)):
+        for layer in range(LAYERS):
+            assert torch.equal(host.payload(slot)[0, layer], paged(pool.k_buffer[layer])[page])
+            assert torch.equal(host.payload(slot)[1, layer], paged(pool.v_buffer[layer])[page])
+
+
+def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
+    """Keys turn from their baked positions to those of the page; values keep their bits."""
+    geometry = PayloadGeometry(LAYERS, HEADS, DIM, torch.float32)
+    host = HostTier(geometry, 4 * geometry.block_bytes)
+    for slot in range(4):
+        host.payload(slot).normal_()
+    pool = random_pool(torch.float32)
+    tables = [rotary_table(), rotary_table(10.0), rotary_table()]
+    pages = [
+        PageLoad(9, (HostSlice(3, 5, 1, 105), HostSlice(0, 0, 30, 64), HostSlice(3, 31, 1, 131))),
+        PageLoad(2, (HostSlice(1, 0, 32, 64),)),
+    ]
+    slots = torch.cat([torch.arange(96, 128), torch.arange(0, 32)])
+    untouched = torch.arange(128, PAGES * 32)
+    before = [buffer[untouched].clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+    order: list[int] = []
+    fill_pages(pages, slots, host, pool, tables, order.append)
+
+    row = 0
+    for page in pages:
+        position = 32 * page.view_index
+        for piece in page.slices:
+            for i in range(piece.length):
+                source, at = host.payload(piece.slot)[:, :, piece.offset + i], slots[row]
+                for layer, table in enumerate(tables):
+                    expected = moved(source[0, layer], table, piece.first_position + i, position)
+                    got = pool.k_buffer[layer][at].double()
+                    torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+                    assert torch.equal(pool.v_buffer[layer][at], source[1, layer])
+                row, position = row + 1, position + 1
+    assert order == [0, 1, 2]
+    after = [buffer[untouched] for buffer in (*pool.k_buffer, *pool.v_buffer)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_page_back_at_its_own_place_keeps_its_bits(dtype: torch.dtype) -> None:
+    geometry = PayloadGeometry(LAYERS, HEADS, DIM, dtype)
+    host = HostTier(geometry, geometry.block_bytes)
+    host.payload(0).normal_()
+    pool = random_pool(dtype)
+    page = PageLoad(5, (HostSlice(0, 0, 32, 160),))
+    fill_pages([page], torch.arange(32), host, pool, [rotary_table()] * LAYERS, lambda _: None)
+    for layer in range(LAYERS):
+        assert torch.equal(pool.k_buffer[layer][:32], host.payload(0)[0, layer])
+        assert torch.equal(pool.v_buffer[layer][:32], host.payload(0)[1, layer])
