@@ -91,6 +91,10 @@ class Limits:
         """View blocks that fit beside other tokens, with room to generate."""
         return (self._usable(self.context_tokens) - other_tokens) // BLOCK_TOKENS
 
+    def answer_tokens(self, max_new_tokens: int) -> int:
+        """Generation that a view leaves room for, however far it has grown beyond its budget."""
+        return min(max_new_tokens, self._usable(self.reserve_tokens) - self.query_tokens)
+
     def generation_tokens(self, prompt_tokens: int) -> int:
         """Tokens that can be generated behind a prompt that fits."""
         return self.context_tokens - prompt_tokens - 2

@@ -17,7 +17,7 @@ from kvws.errors import HostTierFull, LoadFailed, PoisonedView
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.recall.view import ExecutionView, Prompt
-from kvws.session.ingest import window
+from kvws.session.ingest import current_view, grown_view, window
 from kvws.session.workspace import Workspace
 
 
@@ -127,18 +127,15 @@ class EngineStep:
             so did not compute it; the next pass, in a fresh namespace, will.
         """
         workspace = self._workspace
-        first_fresh = workspace.block_count
+        pages = prompt.new_pages(generated)
         tail = [*prompt.token_ids[prompt.view.tokens :], *generated]
-        numbers = workspace.allocate(line, tail)
-        named = [
-            (page_hash, number, index)
-            for (page_hash, index), number in zip(
-                prompt.new_pages(generated), numbers, strict=True
-            )
-        ]
-        resident = await self._close(named)
-        held = next((i for i, n in enumerate(numbers) if n not in resident), len(numbers))
-        workspace.take_back([n for n in numbers[held:] if n >= first_fresh])
+        async with workspace.registration:
+            first_fresh = workspace.block_count
+            numbers = workspace.allocate(line, tail)
+            named = [(name, n, at) for (name, at), n in zip(pages, numbers, strict=True)]
+            resident = await self._close(named)
+            held = next((i for i, n in enumerate(numbers) if n not in resident), len(numbers))
+            workspace.take_back([n for n in numbers[held:] if n >= first_fresh])
         if held < len(numbers) and not self.host_full:
             workspace.start_new_epoch()
         return tuple(numbers[:held])
@@ -182,8 +179,10 @@ async def ingest(
     done = 0
     while done < len(tokens):
         chunk = tokens[done : done + limits.chunk_tokens]
-        if not _is_current(view, line) or not limits.fits(len(view), len(chunk)):
-            view = window(line, limits.sink_blocks, limits.budget_blocks)
+        held = current_view(view, line)
+        if held is None or not limits.fits(len(held), len(chunk)):
+            held = window(line, limits.sink_blocks, limits.budget_blocks)
+        view = held
         async with EngineStep(workspace, engine, limits, report) as step:
             prompt = await step.promise(view, chunk)
             async for _ in step.run(prompt, rid=f"{step.id}.ingest", max_new_tokens=0):
@@ -193,7 +192,7 @@ async def ingest(
             raise HostTierFull(
                 f"{len(chunk)} new tokens could not be kept as blocks", hint="raise --host-bytes"
             )
-        line, view = line + new, view + new
+        line, view = line + new, grown_view(view, new)
         done += len(new) * BLOCK_TOKENS
     return line, view
 
@@ -222,8 +221,3 @@ async def repair(
         f"block {block} of workspace {workspace.name} is lost and could not be computed again",
         hint="the host tier may be full; raise --host-bytes",
     )
-
-
-def _is_current(view: tuple[int, ...], line: tuple[int, ...]) -> bool:
-    """Whether a view ends with the thread's newest block."""
-    return view[-1:] == line[-1:]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from kvws.observe.step_report import StepReport
 from kvws.prefill import EngineStep, ingest
 from kvws.recall.plan import Plan, Regions, plan_view
 from kvws.recall.view import Prompt
-from kvws.session.ingest import ahead_of_query, window
+from kvws.session.ingest import ahead_of_query, current_view, grown_view, window
 from kvws.session.workspace import Thread, Workspace
 
 _ATTEMPTS = 3
@@ -58,7 +59,7 @@ async def run_step(
     A lost block or a poisoned view starts the step anew, before anything was yielded.
 
     Raises:
-        LoadFailed, PoisonedView: three attempts in a row failed.
+        LoadFailed, PoisonedView: three attempts in a row failed, or one that had yielded.
         HostTierFull: new blocks could not be kept.
         EngineDied: the engine's process is gone.
     """
@@ -67,17 +68,19 @@ async def run_step(
         report = StepReport(request.thread, prompt_tokens=len(request.token_ids))
         for attempt in range(_ATTEMPTS):
             report.retries = attempt
+            yielded = False
+            # Closed here and now, or a caller that leaves early would leave the step open.
+            attempted = aclosing(_attempt(request, workspace, thread, engine, limits, report))
             try:
-                outputs = _attempt(request, workspace, thread, engine, limits, report)
-                async for output in outputs:
-                    yield output
+                async with attempted as outputs:
+                    async for output in outputs:
+                        yielded = True
+                        yield output
                 return
-            except LoadFailed:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            except PoisonedView:
-                workspace.start_new_epoch()
-                if attempt == _ATTEMPTS - 1:
+            except (LoadFailed, PoisonedView) as error:
+                if isinstance(error, PoisonedView):
+                    workspace.start_new_epoch()
+                if yielded or attempt == _ATTEMPTS - 1:
                     raise
 
 
@@ -100,10 +103,12 @@ async def _attempt(
     report: StepReport,
 ) -> AsyncGenerator[StepOutput, None]:
     begin = time.perf_counter()
-    aligned = workspace.align(request.token_ids)
+    async with workspace.registration:
+        aligned = workspace.align(request.token_ids)
     line, view, query = aligned.line, thread.view, aligned.pending
     report.new_tokens = len(query)
-    fits_as_it_is = len(line) <= limits.budget_blocks and limits.fits(len(line), len(query))
+    beside = len(query) + limits.answer_tokens(request.max_new_tokens)
+    fits_as_it_is = len(line) <= limits.budget_blocks and limits.fits(len(line), beside)
     if not fits_as_it_is:
         ahead = ahead_of_query(len(query), limits.query_tokens)
         with report.ms.measure("ingest"):
@@ -141,7 +146,7 @@ async def _attempt(
                     kept = generated[:-1] if request.keep_generated else ()
                     with report.ms.measure("register"):
                         new = await step.register(prompt, line, kept)
-                    thread.line, thread.view = line + new, view + new
+                    thread.line, thread.view = line + new, grown_view(view, new)
                 yield chunk
         finally:
             await stream.aclose()
@@ -158,6 +163,12 @@ class _Answer:
         self.query = query
         self.limits = limits
         self._request = request
+
+    @property
+    def room_blocks(self) -> int:
+        """Blocks of the largest view that the query and its answer fit behind."""
+        answer = self.limits.answer_tokens(self._request.max_new_tokens)
+        return self.limits.room_blocks(len(self.query) + answer)
 
     def ask(self, prompt: Prompt, *, attempt: str = "answer") -> AsyncGenerator[Chunk, None]:
         """Generate, as far as the context allows."""
@@ -186,10 +197,11 @@ async def _recall(
     selection leaves the view alone again, it is the answer, and nothing is computed twice.
     """
     step, query, limits, ms = answer.step, answer.query, answer.limits, report.ms
-    if view[-1:] != line[-1:]:
-        view = window(line, limits.sink_blocks, limits.budget_blocks)
-    room_blocks = limits.room_blocks(len(query))
-    view = view[:room_blocks]  # a page prefix: still on the device
+    held = current_view(view, line)
+    if held is None:
+        held = window(line, limits.sink_blocks, limits.budget_blocks)
+    room_blocks = answer.room_blocks
+    view = held[:room_blocks]  # a page prefix: still on the device
 
     speculative = thread.kept_last_view
     rid = f"{step.id}.probe"
@@ -207,7 +219,6 @@ async def _recall(
     candidates = _candidates(regions, workspace)
     with ms.measure("score"):
         scores = await engine.score(rid, workspace.name, bytes(candidates))
-        await engine.release_queries(rid)
     if scores.rows != len(query):
         await probe.aclose()
         scores = await _probe_every_row(step, prompt, candidates, workspace, engine, report)
@@ -251,7 +262,6 @@ async def _probe_every_row(
         async for _ in step.run(prompt, rid=rid, max_new_tokens=0, compute_all=True):
             pass
     scores = await engine.score(rid, workspace.name, bytes(candidates))
-    await engine.release_queries(rid)
     if scores.rows != wanted:
         raise SelfCheckFailed(
             f"the tap delivered {scores.rows} of {wanted} query rows",

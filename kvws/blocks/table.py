@@ -54,6 +54,10 @@ class BlockTable:
         """Block numbers present for a workspace, ascending."""
         return sorted(number for name, number in self._by_id if name == workspace)
 
+    def workspaces(self) -> set[str]:
+        """Workspaces that have a block here."""
+        return {name for name, _ in self._by_id}
+
     def add(self, block: BlockId, residency: Residency) -> None:
         """Enter a new block. Blocks are immutable: entering one twice is our own fault."""
         assert block not in self._by_id, f"block {block} is already resident"

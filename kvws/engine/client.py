@@ -77,9 +77,6 @@ class SglangEngine:
         heads = sum(reply["heads"] for reply in replies)  # layers × heads over all ranks
         return Scores(rows, (np.sum(partial, axis=0) / heads).tolist())
 
-    async def release_queries(self, rid: str) -> None:
-        await self._ranks.call("release", rid=rid)
-
     async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
         await self._ranks.call("forget", workspace=workspace, numbers=list(blocks))
 

@@ -298,14 +298,16 @@ class DataPlane:
     # ---- forgetting and observation (control socket) -----------------------------------------
 
     def forget(self, workspace: str, numbers: Sequence[int]) -> int:
-        """Drop blocks. Returns how many were resident."""
+        """Drop the bytes of blocks. Returns how many were resident.
+
+        Their index rows stay: they can still be selected, and are then computed again.
+        """
         with self._lock:
             resident = [n for n in numbers if self._table.find((workspace, n)) is not None]
             for number in resident:
                 slot = self._table.drop((workspace, number))
                 if slot is not None:
                     self.host.free([slot])
-                self._indexes[workspace].erase(number)
             return len(resident)
 
     def drop_workspace(self, workspace: str) -> int:
@@ -343,8 +345,8 @@ class DataPlane:
     def check_integrity(self) -> None:
         """Every used host slot is one finished block or one staged page; every block is indexed.
 
-        used slots = slots of the table + slots of open steps, and none of them is free;
-        index rows = blocks. To be asked when no step is closing.
+        used slots = slots of the table + slots of open steps, and none of them is free.
+        To be asked when no step is closing.
         """
         with self._lock:
             self._table.check_integrity()
@@ -355,5 +357,9 @@ class DataPlane:
                 f"{self.host.used_blocks} host slots in use, {len(held)} accounted for"
             )
             assert not set(held) & self.host.free_slots(), "a held host slot is on the free list"
-            rows = sum(index.rows for index in self._indexes.values())
-            assert rows == len(self._table), f"{rows} index rows for {len(self._table)} blocks"
+            for workspace, index in self._indexes.items():
+                resident = self._table.blocks_of(workspace)
+                unindexed = [n for n in resident if index.read(n) is None]
+                assert not unindexed, f"blocks {unindexed} of {workspace} have no index row"
+            workspaces = self._table.workspaces()
+            assert workspaces <= self._indexes.keys(), "a workspace has blocks but no index"

@@ -40,7 +40,6 @@ class Operations:
             "open_step": plane.open_step,
             "promise": self._promise,
             "watch": tap.watch,
-            "release": tap.release,
             "score": self._score,
             "close_step": self._close_step,
             "forget": plane.forget,
@@ -92,6 +91,7 @@ class Operations:
         return {"rows": rows, "heads": layers * heads, "scores": scores.numpy().tobytes()}
 
     def _close_step(self, step: str, named: list[tuple[str, int, int]]) -> dict[str, Any]:
+        self._tap.release(step)
         return asdict(self._plane.close_step(step, named))
 
     def _queries(self, rid: str) -> dict[str, Any] | None:

@@ -94,7 +94,6 @@ async def _ask(engine: SglangEngine, step: str, *, register: bool) -> Chunk:
 
 async def _check_queries(engine: SglangEngine, rid: str) -> None:
     found = await engine.inspect("queries", rid=rid)
-    await engine.release_queries(rid)
     for queries, _ in found:
         if queries.shape[1] != len(_QUERY):
             raise SelfCheckFailed(

@@ -40,10 +40,11 @@ class QueryTap:
         with self._lock:
             self._requests[rid] = _Tapped(first_position)
 
-    def release(self, rid: str) -> None:
-        """Forget a request's rows."""
+    def release(self, step: str) -> None:
+        """Forget the rows of every request of a step; request ids are "<step>.<attempt>"."""
         with self._lock:
-            self._requests.pop(rid, None)
+            for rid in [rid for rid in self._requests if rid.rpartition(".")[0] == step]:
+                del self._requests[rid]
 
     @property
     def watched(self) -> int:

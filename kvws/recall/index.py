@@ -48,12 +48,6 @@ class MeanKIndex:
             return None
         return self._tiles[tile][:, :, row]
 
-    def erase(self, block: int) -> None:
-        """Make a block's row absent."""
-        tile, row = divmod(block, TILE_BLOCKS)
-        if tile < len(self._tiles):
-            self._present[tile][row] = False
-
     def score(self, queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Mean-K score of every block, summed over this rank's layers and heads.
 

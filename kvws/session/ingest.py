@@ -18,6 +18,27 @@ def ahead_of_query(pending_tokens: int, query_tokens: int) -> int:
     return min(blocks, (pending_tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
+def current_view(view: tuple[int, ...], line: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The page prefix of a view that ends with the newest block of a line: still on the device.
+
+    None when the view does not hold that block: it belongs to another branch, or to none yet.
+    """
+    if not line:
+        return ()
+    if line[-1] not in view:
+        return None
+    return view[: view.index(line[-1]) + 1]
+
+
+def grown_view(view: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+    """A view with the blocks that were computed right behind it.
+
+    A history that repeats itself can recall a block and then compute it once more: the view keeps
+    it where it was.
+    """
+    return view if set(view) & set(new) else view + new
+
+
 def window(line: tuple[int, ...], sink_blocks: int, budget_blocks: int) -> tuple[int, ...]:
     """Sink and newest tail of a line, at most `budget_blocks`: the view when nothing is known."""
     if len(line) <= budget_blocks:

@@ -51,11 +51,17 @@ class Alignment:
 
 
 class Workspace:
-    """All that one agent session has processed."""
+    """All that one agent session has processed.
+
+    Attributes:
+        registration: held from the allocation of blocks until it is known which of them are
+            resident, and by whoever must not see those that will be taken back.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.threads: dict[str, Thread] = {}
+        self.registration = asyncio.Lock()
         self._life = uuid.uuid4().hex[:12]
         self._epoch = 0
         self._tokens: list[BlockTokens | None] = []  # None: allocated, but never became resident
