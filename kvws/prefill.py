@@ -6,6 +6,7 @@ that no promise and no staged page outlives its step.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
@@ -13,12 +14,15 @@ from typing import Any, Self
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.protocol import Chunk, Engine, GenerateRequest
-from kvws.errors import HostTierFull, LoadFailed, PoisonedView
+from kvws.errors import EngineError, HostTierFull, LoadFailed, PoisonedView
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.recall.view import ExecutionView, Prompt
 from kvws.session.ingest import current_view, grown_view, window
 from kvws.session.workspace import Workspace
+
+_BARREN_PASSES = 3
+"""Passes in a row, each but the first in a fresh namespace, that may register nothing."""
 
 
 class EngineStep:
@@ -36,7 +40,11 @@ class EngineStep:
         self._open = False
 
     async def __aenter__(self) -> Self:
-        await self._engine.open_step(self.id, self._workspace.name)
+        try:
+            await self._engine.open_step(self.id, self._workspace.name)
+        except asyncio.CancelledError:
+            await self._close([])  # the message is on its way: the step will be open
+            raise
         self._open = True
         return self
 
@@ -175,8 +183,9 @@ async def ingest(
 
     Raises:
         HostTierFull: the new blocks could not be kept.
+        EngineError: the engine computes pages and hands none over.
     """
-    done = 0
+    done = barren_passes = 0
     while done < len(tokens):
         chunk = tokens[done : done + limits.chunk_tokens]
         held = current_view(view, line)
@@ -191,6 +200,12 @@ async def ingest(
         if not new and step.host_full:
             raise HostTierFull(
                 f"{len(chunk)} new tokens could not be kept as blocks", hint="raise --host-bytes"
+            )
+        barren_passes = 0 if new else barren_passes + 1
+        if barren_passes == _BARREN_PASSES:
+            raise EngineError(
+                f"{len(chunk)} tokens were computed {barren_passes} times and never staged out",
+                hint="the engine's log says why stage-out fails",
             )
         line, view = line + new, grown_view(view, new)
         done += len(new) * BLOCK_TOKENS

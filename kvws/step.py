@@ -213,30 +213,35 @@ async def _recall(
             probe = answer.ask(prompt, attempt="probe")
         else:
             probe = step.run(prompt, rid=rid, max_new_tokens=0)
-        first = await anext(probe)
 
-    regions = Regions.of_line(line, limits.sink_blocks, limits.recent_blocks)
-    candidates = _candidates(regions, workspace)
-    with ms.measure("score"):
-        scores = await engine.score(rid, workspace.name, bytes(candidates))
-    if scores.rows != len(query):
-        await probe.aclose()
-        scores = await _probe_every_row(step, prompt, candidates, workspace, engine, report)
-        speculative = False
+    async with AsyncExitStack() as on_leaving:
+        on_leaving.push_async_callback(probe.aclose)
+        with ms.measure("probe"):
+            first = await anext(probe)
+        regions = Regions.of_line(line, limits.sink_blocks, limits.recent_blocks)
+        async with workspace.registration:
+            candidates = _candidates(regions, workspace)
+        with ms.measure("score"):
+            scores = await engine.score(rid, workspace.name, bytes(candidates))
+        if scores.rows != len(query):
+            await probe.aclose()
+            scores = await _probe_every_row(step, prompt, candidates, workspace, engine, report)
+            speculative = False
 
-    with ms.measure("plan"):
-        plan = plan_view(
-            current=view,
-            regions=regions,
-            candidates=[block for block, competes in enumerate(candidates) if competes],
-            scores=scores.by_block,
-            budget_blocks=limits.budget_blocks,
-            room_blocks=room_blocks,
-        )
-    _note(plan, thread, report)
-    if plan.unchanged and speculative:
-        return prompt, _resume(first, probe), view
-    await probe.aclose()
+        with ms.measure("plan"):
+            plan = plan_view(
+                current=view,
+                regions=regions,
+                candidates=[block for block, competes in enumerate(candidates) if competes],
+                scores=scores.by_block,
+                budget_blocks=limits.budget_blocks,
+                room_blocks=room_blocks,
+            )
+        _note(plan, thread, report)
+        if plan.unchanged and speculative:
+            on_leaving.pop_all()
+            return prompt, _resume(first, probe), view
+
     with ms.measure("commit"):
         prompt = await step.promise(plan.view, query)
     return prompt, answer.ask(prompt), plan.view

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Coroutine, Generator
@@ -118,6 +119,8 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
 def _prepare_environment(settings: EngineSettings, control_dir: Path) -> None:
     """Engine processes are spawned: what they need to know early goes through the environment."""
     os.environ[CONTROL_DIR_VARIABLE] = str(control_dir)
+    # SGLang compiles its page hashing with ninja, which lies beside this interpreter.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     os.environ["SGLANG_PLUGINS"] = "kvws"
     os.environ["SGLANG_ROPE_CACHE_FP32"] = "1"
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning")  # of what is not installed
@@ -132,7 +135,18 @@ def _prepare_environment(settings: EngineSettings, control_dir: Path) -> None:
         os.environ["SGLANG_PLATFORM"] = "kvws_cpu"
 
 
+def _require_compiler() -> None:
+    """SGLang compiles its page hashing when it starts, and has no other way to do it."""
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise EngineStartError(
+            f"there is no C++ compiler ({compiler}), and the engine needs one to start",
+            hint="on Debian: apt-get install g++ libssl-dev python3-dev",
+        )
+
+
 def _start(settings: EngineSettings, control_dir: Path) -> Any:
+    _require_compiler()
     _prepare_environment(settings, control_dir)
     logging.getLogger("sglang").setLevel(logging.CRITICAL)  # the engine's log says it
     try:

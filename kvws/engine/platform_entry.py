@@ -15,9 +15,10 @@ _declared_ops: list[torch.library.Library] = []
 
 def activate() -> str | None:
     """The platform class's dotted path where torch has no accelerator, else None."""
-    if torch.version.cuda or torch.version.hip or torch.cuda.is_available():
+    if torch.accelerator.is_available():
         return None
-    declare_torchvision_ops()
+    if torch.version.cuda is None and torch.version.hip is None:
+        declare_torchvision_ops()
     return "kvws.engine.platform_cpu.CpuPlatform"
 
 

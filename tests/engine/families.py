@@ -54,8 +54,10 @@ def _config(family: str) -> Any:
             }
             return transformers.LlamaConfig(**_SIZES, rope_parameters=scaling)
         case "stablelm-partial-rotary":
-            rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-            return transformers.StableLmConfig(**_SIZES, rope_parameters=rope)
+            rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+            return transformers.StableLmConfig(
+                **_SIZES, rope_parameters=rope, partial_rotary_factor=0.25
+            )
         case "glm4-interleaved-partial-rotary":
             rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
             return transformers.Glm4Config(
@@ -116,6 +118,7 @@ def _measure(running: RunningEngine, oracle: Oracle) -> dict[str, Any]:
         ask_workspace(engine, workspace, tokens, limits, count=4, watched=watched)
     )
     assert restored.report is not None
+    _, reference = oracle.greedy(None, rows_of_blocks([0]), tokens, 1)
     raw = oracle.history(history)
     view = [0, 2, 3, 6]
     sparse = running.run(
@@ -125,6 +128,7 @@ def _measure(running: RunningEngine, oracle: Oracle) -> dict[str, Any]:
     _, misplaced = oracle.greedy(raw, rows_of_blocks([0, 3, 2, 6]), query, 4)
     return {
         "same_tokens": plain.tokens == first.tokens == restored.tokens,
+        "stock": float((plain.logprobs[0] - reference[0, ::8]).abs().max()),
         "workspace": first.off_by(plain),
         "restored": restored.off_by(plain),
         "restored_pages": restored.report.loaded_pages,

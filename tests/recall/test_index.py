@@ -71,15 +71,22 @@ def test_rows_are_the_same_whatever_order_they_came_in() -> None:
         assert a is not None and b is not None and torch.equal(a, b)
 
 
-def test_a_row_is_absent_until_written_and_after_erasure() -> None:
-    index = filled(torch.randn(2, LAYERS, KV_HEADS, DIM))
-    assert index.rows == 2
-    assert index.read(2) is None and index.read(10 * TILE_BLOCKS) is None
-    index.erase(0)
-    index.erase(10 * TILE_BLOCKS)
-    assert index.read(0) is None and index.rows == 1
+def test_a_row_is_absent_until_it_is_written() -> None:
+    rows = torch.randn(2, LAYERS, KV_HEADS, DIM)
+    index = filled(rows, [1])
+    assert index.rows == 1
+    assert index.read(0) is None and index.read(2) is None
+    assert index.read(10 * TILE_BLOCKS) is None
     scores = index.score(torch.randn(LAYERS, 1, QUERY_HEADS, DIM), torch.ones(2, dtype=torch.bool))
     assert float(scores[0]) == 0.0 and float(scores[1]) == pytest.approx(LAYERS * QUERY_HEADS)
+
+
+def test_a_row_can_be_written_again() -> None:
+    rows = torch.randn(2, LAYERS, KV_HEADS, DIM)
+    index = filled(rows)
+    index.write(0, rows[1])
+    read = index.read(0)
+    assert read is not None and torch.equal(read, rows[1]) and index.rows == 2
 
 
 def test_candidates_beyond_the_last_tile_score_nothing() -> None:
