@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,11 +149,9 @@ def _start(settings: EngineSettings, control_dir: Path) -> Any:
     _prepare_environment(settings, control_dir)
     logging.getLogger("sglang").setLevel(logging.CRITICAL)  # the engine's log says it
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            import sglang
+        import sglang
 
-            llm = sglang.Engine(**engine_arguments(settings, control_dir))
+        llm = sglang.Engine(**engine_arguments(settings, control_dir))
     except (Exception, SystemExit) as error:
         reported = read_startup_error(control_dir)
         if reported is not None:
