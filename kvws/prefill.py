@@ -219,6 +219,7 @@ async def repair(
 
     Raises:
         LoadFailed: the engine did not hand the block's page over, twice.
+        HostTierFull: there is no room to keep it.
     """
     tokens = workspace.block_tokens(block)
     view = window(tuple(workspace.lineage(block)), limits.sink_blocks, limits.budget_blocks)
@@ -230,9 +231,15 @@ async def repair(
             if await step.recompute(prompt, block):
                 report.repaired_blocks += 1
                 return
+        if step.host_full:
+            raise HostTierFull(
+                f"block {block} of workspace {workspace.name} is lost, and there is no room to "
+                "keep it once it is computed again",
+                hint="raise --host-bytes",
+            )
         # The tree holds the page as "stored" and does not offer it again; a fresh namespace does.
         workspace.start_new_epoch()
     raise LoadFailed(
         f"block {block} of workspace {workspace.name} is lost and could not be computed again",
-        hint="the host tier may be full; raise --host-bytes",
+        hint="the engine's log says why stage-out fails",
     )

@@ -7,6 +7,7 @@ for a handful of new tokens. This one attends with the new rows alone, O(new × 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -69,8 +70,12 @@ def _heads_first(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(0, 1)[None]
 
 
+@functools.lru_cache(maxsize=8)
 def _causal_mask(prefix: int, new: int) -> torch.Tensor:
-    """[new, prefix + new] bool: row i sees the prefix and the new rows up to itself."""
+    """[new, prefix + new] bool: row i sees the prefix and the new rows up to itself.
+
+    Cached: every layer of a forward asks for the same one.
+    """
     return torch.arange(prefix + new)[None] <= torch.arange(prefix, prefix + new)[:, None]
 
 

@@ -71,6 +71,9 @@ class DataPlane:
         self._table = BlockTable()
         self._ledger = StepLedger()
         self._indexes: dict[str, MeanKIndex] = {}
+        # By workspace: pages that were filled from a block computed as another page. What lies on
+        # the device under such a name is a copy that was moved, never the truth of a block.
+        self._relocated: dict[str, set[str]] = {}
         self._counters = dict.fromkeys(
             ("staged_pages", "refused_pages", "loaded_pages", "failed_loads"), 0
         )
@@ -209,17 +212,21 @@ class DataPlane:
             pages: [pages] int64, device page numbers.
 
         Returns:
-            True when every page is a view page or a finished block: the engine need not offer
-            them again. False otherwise: it will offer them again, until they are named.
+            True when every page is a view page (of this step, or once moved to its place) or a
+            finished block: the engine need not offer them again. False otherwise: it will offer
+            them again, until they are named.
         """
         with self._lock:
             entry = self._ledger.find(step)
             if entry is None:
                 return False
+            relocated = self._relocated.get(entry.workspace, set[str]())
             unnamed = [
                 index
                 for index, page_hash in enumerate(hashes)
-                if page_hash not in entry.promised and self._table.computed_as(page_hash) is None
+                if page_hash not in entry.promised
+                and page_hash not in relocated
+                and self._table.computed_as(page_hash) is None
             ]
             fresh = [index for index in unnamed if hashes[index] not in entry.staged]
             if fresh:
@@ -268,6 +275,8 @@ class DataPlane:
                     first = home.first_position + offset
                     slices.append(HostSlice(home.slot, offset, length, first))
                     pinned.append(home)
+                    if home.page_hash != page_hash:
+                        self._relocated.setdefault(promise.workspace, set()).add(page_hash)
                 pages.append(PageLoad(promise.view_index, tuple(slices)))
             for residency in pinned:
                 self._table.pin(residency)
@@ -315,6 +324,7 @@ class DataPlane:
         with self._lock:
             dropped = self.forget(workspace, self._table.blocks_of(workspace))
             self._indexes.pop(workspace, None)
+            self._relocated.pop(workspace, None)
             return dropped
 
     def index_row(self, workspace: str, number: int) -> torch.Tensor | None:

@@ -59,16 +59,16 @@ class MeanKIndex:
             [blocks] float32, 0 where a block is no candidate or absent.
         """
         blocks = candidates.numel()
-        scores = torch.zeros(blocks)
-        tiles = -(-blocks // TILE_BLOCKS)
+        tiles: list[torch.Tensor] = []
         masks: list[torch.Tensor] = []
-        for tile in range(min(tiles, len(self._tiles))):
-            wanted = candidates[tile * TILE_BLOCKS : (tile + 1) * TILE_BLOCKS]
-            mask = torch.zeros(TILE_BLOCKS, dtype=torch.bool)
-            mask[: wanted.numel()] = wanted
-            masks.append(mask & self._present[tile])
-        if masks:
-            scored = mean_k_scores(queries, self._tiles[: len(masks)], masks)
-            covered = min(blocks, scored.numel())
-            scores[:covered] = scored[:covered]
+        for number, (tile, present) in enumerate(zip(self._tiles, self._present, strict=True)):
+            wanted = candidates[number * TILE_BLOCKS : (number + 1) * TILE_BLOCKS]
+            if wanted.numel() == 0:
+                break
+            tiles.append(tile[:, :, : wanted.numel()])  # the last tile is scored as far as needed
+            masks.append(wanted & present[: wanted.numel()])
+        scores = torch.zeros(blocks)
+        if tiles:
+            scored = mean_k_scores(queries, tiles, masks)
+            scores[: scored.numel()] = scored
         return scores

@@ -13,8 +13,11 @@ from kvws.blocks.key import BLOCK_TOKENS
 class DevicePool(Protocol):
     """Per layer K and V [slots, kv_heads, head_dim]; page p is slots 32p … 32p + 31."""
 
-    k_buffer: Sequence[torch.Tensor]
-    v_buffer: Sequence[torch.Tensor]
+    @property
+    def k_buffer(self) -> Sequence[torch.Tensor]: ...
+
+    @property
+    def v_buffer(self) -> Sequence[torch.Tensor]: ...
 
 
 def paged(buffer: torch.Tensor) -> torch.Tensor:

@@ -30,5 +30,5 @@ def test_slices_of_several_blocks_fill_one_page() -> None:
     ],
 )
 def test_other_sources_are_refused(source: tuple[Slice, ...]) -> None:
-    with pytest.raises(ValueError, match="block of 32|holds 32"):
+    with pytest.raises(ValueError, match=r"block of 32|holds 32"):
         require_full_page(source)

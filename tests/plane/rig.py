@@ -10,7 +10,6 @@ from kvws.blocks.key import BLOCK_TOKENS, page_hashes
 from kvws.blocks.page import PageSource
 from kvws.engine.data_plane import DataPlane, StepOutcome
 from kvws.kernels.rotary import RotaryTable
-from kvws.tiers.host import HostTier, PayloadGeometry
 
 LAYERS, KV_HEADS, DIM = 3, 2, 8
 DEVICE_PAGES = 24

@@ -22,11 +22,10 @@ class Desk:
     """Answers what the tests ask for."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.asked_slowly = threading.Event()
         self.gate = threading.Event()
 
     def handle(self, operation: str, arguments: dict[str, Any]) -> Any:
-        self.calls.append(operation)
         if operation == "echo":
             return arguments
         if operation == "full":
@@ -38,6 +37,7 @@ class Desk:
         if operation == "unsendable":
             return object()
         if operation == "slow":
+            self.asked_slowly.set()
             assert self.gate.wait(10)
             return "slow"
         raise ControlError(f"unknown control operation {operation!r}")
@@ -138,11 +138,12 @@ def test_requests_at_once_get_their_own_answers(path: Path) -> None:
 
 
 def test_a_caller_that_gives_up_does_not_shift_the_answers(path: Path, desk: Desk) -> None:
+    """Its answer comes all the same, and is not taken for the next request's."""
+
     async def go() -> Any:
         client = RankClient(path)
         impatient = asyncio.create_task(client.call("slow", {}))
-        while "slow" not in desk.calls:
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(desk.asked_slowly.wait, 5)
         impatient.cancel()
         with pytest.raises(asyncio.CancelledError):
             await impatient
@@ -221,8 +222,8 @@ def test_ranks_are_asked_together(tmp_path: Path) -> None:
     async def go() -> list[Any]:
         ranks = Ranks(paths)
         slow = asyncio.create_task(ranks.call("slow"))
-        while not all("slow" in desk.calls for desk in desks):
-            await asyncio.sleep(0.001)
+        for desk in desks:
+            assert await asyncio.to_thread(desk.asked_slowly.wait, 5)
         for desk in desks:
             desk.gate.set()
         answers = await slow

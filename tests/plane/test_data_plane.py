@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+
 from kvws.blocks.page import PageSource, Slice, whole_block
 from kvws.errors import ControlError
 from tests.plane.rig import DEVICE_PAGES, HOST_BLOCKS, LAYERS, Rig, rotated
@@ -213,6 +214,18 @@ def test_view_pages_offered_for_stage_out_are_never_stored(rig: Rig) -> None:
     assert rig.plane.stats()["staged_pages_now"] == 1
     assert rig.close(step, [(names[1], 7, 1)]).resident == []
     assert rig.plane.stats()["host_used_blocks"] == 2
+
+
+def test_a_page_that_was_moved_to_its_place_is_never_the_truth_of_a_block(rig: Rig) -> None:
+    """The tree may offer it again under a step that did not promise it: its prompt spells it."""
+    rig.write(0, [0, 1])
+    step = rig.open()
+    (name,) = rig.promise(step, [whole_block(1)])
+    rig.load(step, [name], [10])
+    rig.close(step, [])
+    later = rig.open()
+    assert rig.plane.stage_out(later, [name], torch.tensor([10]))
+    assert rig.close(later, [(name, 2, 0)]).resident == []
 
 
 def test_a_page_that_an_earlier_block_already_was_is_adopted_as_a_copy(rig: Rig) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgpack
 import pytest
 
+from kvws.engine import wire
 from kvws.engine.startup_report import read_startup_error, report_startup_error
 from kvws.errors import ConfigError, EngineStartError, KvwsError, UnsupportedModel
 
@@ -15,7 +15,7 @@ from kvws.errors import ConfigError, EngineStartError, KvwsError, UnsupportedMod
 def test_the_reason_comes_back_as_the_error_it_was(tmp_path: Path, kind: type[KvwsError]) -> None:
     report_startup_error(tmp_path, kind("it does not go", hint="do it otherwise"))
     error = read_startup_error(tmp_path)
-    assert type(error) is kind
+    assert error is not None and type(error) is kind
     assert error.args == ("it does not go",) and error.hint == "do it otherwise"
     assert error.http_status == kind.http_status
 
@@ -34,6 +34,6 @@ def test_the_first_reason_wins(tmp_path: Path) -> None:
 def test_a_kind_that_this_version_does_not_know_is_a_start_error(tmp_path: Path) -> None:
     report_startup_error(tmp_path, ConfigError("x"))
     (report,) = tmp_path.iterdir()
-    report.write_bytes(msgpack.packb({"kind": "NoSuchError", "message": "m", "hint": "h"}))
+    report.write_bytes(wire.pack({"kind": "NoSuchError", "message": "m", "hint": "h"}))
     error = read_startup_error(tmp_path)
     assert type(error) is EngineStartError and error.args == ("m",) and error.hint == "h"

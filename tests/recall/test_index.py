@@ -24,7 +24,9 @@ def filled(rows: torch.Tensor, blocks: list[int] | None = None) -> MeanKIndex:
     return index
 
 
-def expected_scores(queries: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def expected_scores(
+    queries: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor
+) -> torch.Tensor:
     """Softmax over the wanted blocks per layer, token and query head, in fp64, summed."""
     keys = rows.double().repeat_interleave(QUERY_HEADS // KV_HEADS, dim=2)
     logits = torch.einsum("lthd,blhd->blth", queries.double(), keys) * DIM**-0.5
@@ -65,7 +67,7 @@ def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None
 def test_rows_are_the_same_whatever_order_they_came_in() -> None:
     rows = torch.randn(40, LAYERS, KV_HEADS, DIM)
     cold = filled(rows)
-    steps = filled(rows, [*range(30, 40), *range(0, 30)])
+    steps = filled(rows, [*range(30, 40), *range(30)])
     for block in range(40):
         a, b = cold.read(block), steps.read(block)
         assert a is not None and b is not None and torch.equal(a, b)

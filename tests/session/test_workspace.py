@@ -167,7 +167,12 @@ class GrowingLog(RuleBasedStateMachine):
     def grow(self, history: str, text: str) -> str:
         return self._write(history, text)
 
-    @rule(target=histories, history=histories, keep=st.integers(0, 6), text=st.text("ab", max_size=3))
+    @rule(
+        target=histories,
+        history=histories,
+        keep=st.integers(0, 6),
+        text=st.text("ab", max_size=3),
+    )
     def edit(self, history: str, keep: int, text: str) -> str:
         return self._write(history[:keep], text)
 
