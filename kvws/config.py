@@ -31,6 +31,8 @@ class Settings:
         sink: first tokens of a thread, in every view.
         recent: newest tokens of a thread, in every view; 0 for a quarter of the budget.
         query: most new tokens a selection is asked with; earlier ones are ingested ahead.
+        probe: tokens of the window that a selection is probed behind, unless the last one kept
+            the view: then it is probed behind the whole view, and may already be the answer.
         host_bytes: capacity of the host tier; 0 for half of the free memory.
         threads: compute threads of the engine on a CPU; 0 for all cores.
     """
@@ -41,6 +43,7 @@ class Settings:
     sink: int = 32
     recent: int = 0
     query: int = 128
+    probe: int = 512
     host_bytes: int = 0
     threads: int = 0
 
@@ -56,6 +59,7 @@ class Settings:
             sink_tokens=self.sink,
             recent_tokens=self.recent or self.budget // 4,
             query_tokens=self.query,
+            probe_tokens=self.probe,
         )
 
 

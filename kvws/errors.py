@@ -12,7 +12,7 @@ KvwsError                      something kvws can explain; carries a hint and an
 │   ├── LoadFailed             a promised view could not be filled; retry without the lost block
 │   ├── PoisonedView           the engine recomputed promised pages; the namespace must change
 │   └── ControlError           the data plane refused a control message
-├── PromptTooLong              the request does not fit the window, whatever is recalled
+├── PromptError                a prompt cannot be answered
 └── HostTierFull               the host tier has no room for another block
 """
 
@@ -88,8 +88,8 @@ class ControlError(EngineError):
     """The data plane refused a control message."""
 
 
-class PromptTooLong(KvwsError):
-    """The request does not fit the window, whatever is recalled."""
+class PromptError(KvwsError):
+    """A prompt cannot be answered."""
 
     http_status = 400
 

@@ -27,6 +27,8 @@ class Limits:
         sink_tokens: first tokens of the thread, in every view.
         recent_tokens: newest tokens of the thread, in every view.
         query_tokens: most new tokens that a probe asks with; earlier ones are ingested ahead.
+        probe_tokens: size of the window that a probe asks behind when its answer is not expected
+            to be kept. The cost of a probe then does not grow with the budget.
     """
 
     budget_tokens: int
@@ -34,6 +36,7 @@ class Limits:
     sink_tokens: int
     recent_tokens: int
     query_tokens: int
+    probe_tokens: int = 512
 
     def __post_init__(self) -> None:
         smallest = (self.sink_blocks + self.recent_blocks + 1) * BLOCK_TOKENS
@@ -74,6 +77,12 @@ class Limits:
     @property
     def budget_blocks(self) -> int:
         return self.budget_tokens // BLOCK_TOKENS
+
+    @property
+    def probe_blocks(self) -> int:
+        """Blocks of a probe's window: at least the sink and one block, at most the budget."""
+        smallest = self.sink_blocks + 1
+        return min(max(self.probe_tokens // BLOCK_TOKENS, smallest), self.budget_blocks)
 
     @property
     def sink_blocks(self) -> int:

@@ -92,7 +92,8 @@ class EngineStep:
 
         Raises:
             PoisonedView: fewer view tokens were taken from the cache than promised: the engine
-                computed view pages as text, and their hashes name other KV from now on.
+                computed view pages as text, and their hashes name other KV from now on. The
+                namespace is condemned, for every thread that still asks in it.
         """
         request = GenerateRequest(
             rid=rid,
@@ -111,15 +112,21 @@ class EngineStep:
             async for chunk in stream:
                 if first:
                     first = False
-                    if chunk.cached_tokens < prompt.view.tokens:
-                        raise PoisonedView(
-                            f"{chunk.cached_tokens} of {prompt.view.tokens} view tokens came "
-                            "from the cache"
-                        )
+                    self._require_exact_view(prompt, chunk.cached_tokens)
                     self._report.computed_tokens += len(prompt.token_ids) - chunk.cached_tokens
                 yield chunk
         finally:
             await stream.aclose()
+
+    def _require_exact_view(self, prompt: Prompt, cached_tokens: int) -> None:
+        recomputed = cached_tokens < prompt.view.tokens
+        if recomputed:
+            self._workspace.condemn(prompt.namespace)
+        if recomputed or self._workspace.is_condemned(prompt.namespace):
+            raise PoisonedView(
+                f"{cached_tokens} of {prompt.view.tokens} view tokens came from the cache, in a "
+                "namespace where view pages were computed as text"
+            )
 
     async def register(
         self, prompt: Prompt, line: tuple[int, ...], generated: Sequence[int] = ()
@@ -143,7 +150,10 @@ class EngineStep:
             named = [(name, n, at) for (name, at), n in zip(pages, numbers, strict=True)]
             resident = await self._close(named)
             held = next((i for i, n in enumerate(numbers) if n not in resident), len(numbers))
-            workspace.take_back([n for n in numbers[held:] if n >= first_fresh])
+            given_back = [n for n in numbers[held:] if n >= first_fresh]
+            workspace.take_back(given_back)
+            if given_back:  # some ranks may hold what another does not
+                await self._engine.forget(workspace.name, given_back)
         if held < len(numbers) and not self.host_full:
             workspace.start_new_epoch()
         return tuple(numbers[:held])

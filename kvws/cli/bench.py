@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -30,7 +31,10 @@ def recall(views: tuple[int, ...], repetitions: int, **flags: Any) -> None:
     largest = max(views)
     reserve = max(settings.reserve, 4 * QUERY_TOKENS)
     limits = Limits(largest, reserve, settings.sink, largest // 4, QUERY_TOKENS)
-    start = engine_settings(settings, limits)
+    # Room for the text prompts beside the views: recall is measured with its view on the device.
+    start = replace(
+        engine_settings(settings, limits), device_tokens=4 * limits.context_tokens
+    )
 
     from kvws.engine.launch import running_engine
 

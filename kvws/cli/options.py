@@ -23,6 +23,7 @@ _SETTINGS = (
     click.option("--sink", type=int, help="First tokens of a thread, always in view."),
     click.option("--recent", type=int, help="Newest tokens of a thread, always in view."),
     click.option("--query", type=int, help="Most new tokens a selection is asked with."),
+    click.option("--probe", type=int, help="Tokens of the window a selection is probed behind."),
     click.option("--host-bytes", help="Capacity of the host tier, such as 8GiB."),
     click.option("--threads", type=int, help="Compute threads of the engine on a CPU."),
 )

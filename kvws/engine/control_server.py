@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvws.engine import wire
+from kvws.engine.threads import leave_cores_to_the_forward_pass
 from kvws.errors import ControlError, KvwsError
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class ControlServer:
             ).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        leave_cores_to_the_forward_pass()
         with connection, contextlib.suppress(OSError):
             try:
                 while (request := wire.receive(connection)) is not None:

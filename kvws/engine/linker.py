@@ -26,6 +26,7 @@ from kvws.engine.control_server import ControlServer
 from kvws.engine.data_plane import DataPlane, QueuedLoad
 from kvws.engine.operations import Operations
 from kvws.engine.startup_report import report_startup_error
+from kvws.engine.threads import leave_cores_to_the_forward_pass
 from kvws.errors import KvwsError, LoadFailed, UnsupportedModel
 from kvws.tiers.host import HostTier, PayloadGeometry
 
@@ -71,7 +72,9 @@ class WorkspaceLinker(UnifiedCacheLinker):
         self._plane = DataPlane(pool, plugin.rotary, host)
         self._queued: dict[str, QueuedLoad | None] = {}
         self._finished_offloads: deque[bool] = deque()
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="kvws-stage-in")
+        self._loader = ThreadPoolExecutor(
+            1, thread_name_prefix="kvws-stage-in", initializer=leave_cores_to_the_forward_pass
+        )
         self._control = ControlServer(
             control_dir / f"rank-{rank}.sock",
             Operations(self._plane, plugin.tap, plugin.rotary, allocator, rank=rank),

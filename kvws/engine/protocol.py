@@ -104,6 +104,10 @@ class Engine(Protocol):
         self, step: str, named: Sequence[tuple[str, int, int]]
     ) -> ClosedStep: ...
 
+    async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
+        """Drop the bytes of blocks on every rank."""
+        ...
+
     async def watch_queries(self, rid: str, first_position: int) -> None:
         """Tap the Q of request `rid` from a position on, until its step closes."""
         ...

@@ -19,12 +19,14 @@ class _Tapped:
 
     Attributes:
         first_position: rows before it belong to the view and are not wanted.
-        chunks: per layer, (positions [n], rotated Q [n, query_heads, head_dim]) of each forward.
+        positions: one [n] int64 tensor a forward.
+        queries: per layer, one rotated Q [n, query_heads, head_dim] a forward.
     """
 
     first_position: int
-    chunks: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = field(
-        default_factory=dict[int, list[tuple[torch.Tensor, torch.Tensor]]]
+    positions: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    queries: dict[int, list[torch.Tensor]] = field(
+        default_factory=dict[int, list[torch.Tensor]]
     )
 
 
@@ -34,6 +36,8 @@ class QueryTap:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: dict[str, _Tapped] = {}
+        self._batch: Any = None  # the forward whose wanted rows are known
+        self._wanted: list[tuple[_Tapped, torch.Tensor]] = []
 
     def watch(self, rid: str, first_position: int) -> None:
         """Start catching the Q rows of request `rid` from `first_position` on."""
@@ -60,21 +64,29 @@ class QueryTap:
         """
         if not self._requests or not batch.forward_mode.is_extend():
             return
+        if batch is not self._batch:
+            self._begin(batch)
+        for tapped, rows in self._wanted:
+            heads = q.index_select(0, rows).view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+            with self._lock:
+                tapped.queries.setdefault(layer.layer_id, []).append(heads.cpu())
+
+    def _begin(self, batch: Any) -> None:
+        """Find the wanted rows of a forward, once for all its layers."""
+        self._batch, self._wanted = batch, []
         begin = 0
         for rid, length in zip(batch.rids or (), batch.extend_seq_lens_cpu, strict=True):
-            rows = slice(begin, begin + int(length))
+            rows = torch.arange(begin, begin + int(length), device=batch.positions.device)
             begin += int(length)
             tapped = self._requests.get(rid)
             if tapped is None:
                 continue
             positions = batch.positions[rows]
             wanted = positions >= tapped.first_position
-            if not bool(wanted.any()):
-                continue
-            heads = q[rows].view(int(length), layer.tp_q_head_num, layer.qk_head_dim)
-            caught = (positions[wanted].cpu(), heads[wanted].cpu())
-            with self._lock:
-                tapped.chunks.setdefault(layer.layer_id, []).append(caught)
+            if bool(wanted.any()):
+                self._wanted.append((tapped, rows[wanted]))
+                with self._lock:
+                    tapped.positions.append(positions[wanted].cpu())
 
     def raw_queries(self, rid: str, rotary: Sequence[RotaryTable]) -> torch.Tensor | None:
         """Un-rotated Q [layers, tokens, query_heads, head_dim] float32 of a request.
@@ -83,13 +95,17 @@ class QueryTap:
         """
         with self._lock:
             tapped = self._requests.get(rid)
-            if tapped is None or len(tapped.chunks) != len(rotary):
+            if tapped is None or len(tapped.queries) != len(rotary):
                 return None
-            layers = [tapped.chunks[layer] for layer in range(len(rotary))]
-        positions = torch.cat([positions for positions, _ in layers[0]])
-        back = {id(table): rotation_between(table, positions, None) for table in rotary}
-        raw: list[torch.Tensor] = []
-        for table, chunks in zip(rotary, layers, strict=True):
-            rotated = torch.cat([q for _, q in chunks])
-            raw.append(rotate(rotated, back[id(table)], out_dtype=torch.float32))
+            positions = torch.cat(tapped.positions)
+            rotated = [torch.cat(tapped.queries[layer]) for layer in range(len(rotary))]
+        raw = [torch.empty(0)] * len(rotary)
+        for table in {id(table): table for table in rotary}.values():
+            # One rotation for all layers that share a table: they are many, and each is small.
+            sharing = [layer for layer, other in enumerate(rotary) if other is table]
+            back = rotation_between(table, positions.repeat(len(sharing)), None)
+            together = torch.cat([rotated[layer] for layer in sharing])
+            unrotated = rotate(together, back, out_dtype=torch.float32)
+            for layer, queries in zip(sharing, unrotated.chunk(len(sharing)), strict=True):
+                raw[layer] = queries
         return torch.stack(raw)

@@ -64,6 +64,7 @@ class Workspace:
         self.registration = asyncio.Lock()
         self._life = uuid.uuid4().hex[:12]
         self._epoch = 0
+        self._condemned: set[str] = set()
         self._tokens: list[BlockTokens | None] = []  # None: allocated, but never became resident
         self._parents: list[int] = []
         self._children: dict[tuple[int, BlockTokens], int] = {}
@@ -83,8 +84,18 @@ class Workspace:
         return len(self._tokens)
 
     def start_new_epoch(self) -> None:
-        """Leave the namespace: pages in it may hold KV that is not what their hash says."""
+        """Leave the namespace: the engine's tree names pages in it that it will not offer."""
         self._epoch += 1
+
+    def condemn(self, namespace: str) -> None:
+        """Leave a namespace whose pages may hold KV that is not what their hash says, for good:
+        an answer that another thread asked for in it before is not to be trusted either."""
+        self._condemned.add(namespace)
+        if namespace == self.namespace:
+            self.start_new_epoch()
+
+    def is_condemned(self, namespace: str) -> bool:
+        return namespace in self._condemned
 
     def thread(self, name: str) -> Thread:
         """The thread of that name, created at first use."""

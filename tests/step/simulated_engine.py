@@ -198,6 +198,9 @@ class SimulatedEngine:
             stage_in_ms=reply["stage_in_ms"],
         )
 
+    async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
+        self.plane.forget(workspace, blocks)
+
     async def watch_queries(self, rid: str, first_position: int) -> None:
         await self._control("watch", rid=rid, first_position=first_position)
 
@@ -259,7 +262,7 @@ class SimulatedEngine:
 
     # ---- what tests do to it -----------------------------------------------------------------
 
-    def forget(self, workspace: str, blocks: Sequence[int]) -> None:
+    def lose(self, workspace: str, blocks: Sequence[int]) -> None:
         """Lose the bytes of blocks."""
         self.plane.forget(workspace, blocks)
 

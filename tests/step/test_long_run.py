@@ -73,7 +73,7 @@ class Client:
     def _lose(self, _: GenerateRequest | None = None) -> None:
         resident = self.session.engine.resident("w")
         victims = self.rng.sample(resident, min(len(resident), self.rng.randrange(1, 5)))
-        self.session.engine.forget("w", victims)
+        self.session.engine.lose("w", victims)
         self.lost += len(victims)
 
     def _plant(self) -> None:

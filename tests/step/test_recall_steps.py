@@ -149,11 +149,14 @@ async def test_rows_that_the_tree_kept_from_the_tap_are_probed_again() -> None:
     session = Session.start()
     prompt = await grown(session, 0, 1, 2, 3)
     prompt += session.text(1, 1.9)
+    thread = session.workspace.thread("main")
+    thread.kept_last_view = False  # so both times the probe asks behind the window
     request = StepRequest("main", prompt, 5)
     outputs = run_step(request, session.workspace, session.engine, session.limits)
     await anext(outputs)
     await outputs.aclose()
     await session.check()
+    thread.kept_last_view = False
     before = len(session.engine.requests)
     reply = await session.ask_and_check(prompt)
     asked = session.engine.requests[before:]
