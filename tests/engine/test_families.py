@@ -28,6 +28,7 @@ def test_a_family_answers_alike_from_text_from_its_workspace_and_from_a_sparse_v
     )
     assert run.returncode == 0, run.stderr[-3000:]
     found = json.loads(run.stdout.splitlines()[-1])
+    print("measured: " + ", ".join(f"{name} {value}" for name, value in found.items()))
     assert found["stock"] <= TOLERANCE, "the oracle is not the same model"
     assert found["same_tokens"]
     assert found["workspace"] <= TOLERANCE

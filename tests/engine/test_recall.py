@@ -78,7 +78,9 @@ class Interfering:
 
 
 @pytest.fixture
-def workspace(running: RunningEngine, text: list[int], request: pytest.FixtureRequest) -> Workspace:
+def workspace(
+    running: RunningEngine, text: list[int], request: pytest.FixtureRequest
+) -> Workspace:
     """A session three times its budget."""
     workspace = Workspace(request.node.name)
     ask(running, workspace, text[:768])
