@@ -11,6 +11,7 @@ import pytest
 from kvws.engine.launch import RunningEngine, running_engine
 from kvws.engine.settings import EngineSettings
 from kvws.models import resolve_model
+from kvws.replay.loaders import load_trace
 
 CONTEXT_TOKENS = 2048
 
@@ -31,13 +32,13 @@ def running(smollm2: Path) -> Iterator[RunningEngine]:
 
 @pytest.fixture(scope="session")
 def text(smollm2: Path) -> list[int]:
-    """Tokens of real source text (this repository's own), some 12K of them."""
+    """Tokens of a real agent session, some 12K of them."""
     from transformers import AutoTokenizer
 
-    root = Path(__file__).parents[2]
+    trace = load_trace(Path(__file__).parents[2] / "traces" / "step-summary.traj.json")
     tokenizer = AutoTokenizer.from_pretrained(str(smollm2))
-    source = "\n".join(path.read_text() for path in sorted((root / "kvws").glob("**/*.py")))
-    return tokenizer(source[:48_000]).input_ids
+    messages = (message.content for message in trace.threads["main"])
+    return tokenizer("\n".join(messages)).input_ids
 
 
 @pytest.fixture
