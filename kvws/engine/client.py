@@ -18,6 +18,9 @@ from kvws.engine.liveness import Liveness
 from kvws.engine.protocol import Chunk, ClosedStep, GenerateRequest, Scores
 from kvws.errors import ControlError, EngineError, LoadFailed
 
+FAILED_LOAD_MESSAGE = "External KV cache load failed"
+"""What SGLang aborts a request with when its linker could not fill a page."""
+
 
 class SglangEngine:
     """Implements `kvws.engine.protocol.Engine`."""
@@ -171,10 +174,10 @@ class SglangEngine:
 
 def _as_engine_error(error: Exception) -> EngineError:
     """SGLang reports a failed load as an aborted request; anything else is the engine's fault."""
-    detail = getattr(error, "detail", None) or str(error)
-    if "load" in str(detail).lower():
-        return LoadFailed(str(detail))
-    return EngineError(str(detail))
+    detail = str(getattr(error, "detail", None) or error)
+    if detail == FAILED_LOAD_MESSAGE:
+        return LoadFailed(detail)
+    return EngineError(detail)
 
 
 def _logprobs(meta: dict[str, Any]) -> tuple[tuple[float, ...], ...]:

@@ -19,7 +19,7 @@ import numpy as np
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.client import SglangEngine
 from kvws.engine.protocol import Chunk, GenerateRequest
-from kvws.errors import SelfCheckFailed
+from kvws.errors import ControlError, SelfCheckFailed
 from kvws.recall.view import ExecutionView, Prompt
 
 _WORKSPACE = "self-check"
@@ -63,9 +63,6 @@ async def _ask(engine: SglangEngine, step: str, *, register: bool) -> Chunk:
     view = ExecutionView.of_blocks(blocks)
     prompt = Prompt(view, tokens, _NAMESPACE)
     rid = f"{step}.check"
-    await engine.open_step(step, _WORKSPACE)
-    await engine.promise(step, prompt.promised_pages())
-    await engine.watch_queries(rid, len(_HISTORY))
     request = GenerateRequest(
         rid=rid,
         step=step,
@@ -75,15 +72,21 @@ async def _ask(engine: SglangEngine, step: str, *, register: bool) -> Chunk:
         sampling={"temperature": 0.0, "ignore_eos": True},
         logprob_token_ids=_WATCHED_IDS,
     )
-    chunks = [chunk async for chunk in engine.generate(request)]
-    if chunks[0].cached_tokens != view.tokens:
-        raise SelfCheckFailed(
-            f"{chunks[0].cached_tokens} tokens came from the cache, {view.tokens} were promised",
-            hint="the engine does not use the kvws linker",
-        )
-    await _check_queries(engine, rid)
     named = [(page_hash, index, index) for page_hash, index in prompt.new_pages()]
-    closed = await engine.close_step(step, named)
+    await engine.open_step(step, _WORKSPACE)
+    try:
+        await engine.promise(step, prompt.promised_pages())
+        await engine.watch_queries(rid, len(_HISTORY))
+        chunks = [chunk async for chunk in engine.generate(request)]
+        if chunks[0].cached_tokens != view.tokens:
+            raise SelfCheckFailed(
+                f"{chunks[0].cached_tokens} tokens came from the cache, {view.tokens} were "
+                "promised",
+                hint="the engine does not use the kvws linker",
+            )
+        await _check_queries(engine, rid)
+    finally:
+        closed = await engine.close_step(step, named)
     if len(closed.resident) != len(named):
         raise SelfCheckFailed(
             f"{len(closed.resident)} of {len(named)} computed pages reached the host tier",
@@ -93,7 +96,13 @@ async def _ask(engine: SglangEngine, step: str, *, register: bool) -> Chunk:
 
 
 async def _check_queries(engine: SglangEngine, rid: str) -> None:
-    found = await engine.inspect("queries", rid=rid)
+    try:
+        found = await engine.inspect("queries", rid=rid)
+    except ControlError as error:
+        raise SelfCheckFailed(
+            "the tap delivered no query rows",
+            hint="the kvws plugin does not see this model's attention; check SGLANG_PLUGINS",
+        ) from error
     for queries, _ in found:
         if queries.shape[1] != len(_QUERY):
             raise SelfCheckFailed(

@@ -14,6 +14,8 @@ from kvws.engine import platform_entry
 
 platform_entry.declare_torchvision_ops()
 
+from kvws.engine.client import FAILED_LOAD_MESSAGE  # noqa: E402
+
 
 def resolve(path: str) -> Any:
     """The object behind a dotted path."""
@@ -71,6 +73,12 @@ def test_the_cpu_attention_replaces_one_method_of_the_stock_backend() -> None:
     ours = "kvws.engine.attention_cpu:NewRowsAttention"
     method = "_run_sdpa_forward_extend"
     assert parameters(f"{path}.{method}") == parameters(f"{ours}.{method}")
+
+
+def test_a_failed_load_is_known_by_its_message() -> None:
+    path = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
+    source = inspect.getsource(resolve(f"{path}.finish_external_linker_loads"))
+    assert f'"{FAILED_LOAD_MESSAGE}"' in source
 
 
 def test_requests_carry_namespace_session_and_logprob_start() -> None:

@@ -15,6 +15,7 @@ from kvws.blocks.page import PageSource
 from kvws.engine.client import SglangEngine
 from kvws.engine.launch import RunningEngine
 from kvws.engine.protocol import Chunk, GenerateRequest
+from kvws.engine.self_check import self_check
 from kvws.errors import SelfCheckFailed
 from kvws.limits import Limits
 from kvws.recall.view import ExecutionView, Prompt
@@ -290,6 +291,18 @@ def test_a_tap_that_delivers_nothing_ends_the_step_with_a_reason(
 
     with pytest.raises(SelfCheckFailed, match="query rows"):
         ask(running, workspace, text[:900], engine=Blind(running.engine))
+
+
+def test_the_start_up_check_refuses_an_engine_whose_tap_delivers_nothing(
+    running: RunningEngine,
+) -> None:
+    class Blind(Interfering):
+        async def watch_queries(self, rid: str, first_position: int) -> None:
+            pass
+
+    with pytest.raises(SelfCheckFailed, match="tap"):
+        running.run(self_check(Blind(running.engine), [{"dtype": "float32"}]))
+    running.run(running.engine.drop_workspace("self-check"))
 
 
 def test_random_sessions_keep_host_bytes_equal_to_blocks(
