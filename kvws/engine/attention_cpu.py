@@ -3,15 +3,20 @@
 
 The engine's own `torch_native` backend attends with every row at each extend, O((prefix + new)²)
 for a handful of new tokens. This one attends with the new rows alone, O(new × (prefix + new)),
-and reads a prefix that lies in few pieces where it lies.
+and reads a long prefix that lies in few pieces where it lies.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from torch.nn.functional import scaled_dot_product_attention
+
+LONG_PREFIX_TOKENS = 4096
+"""From here on not copying the prefix's keys is worth the further calls."""
 
 
 class NewRowsAttention(TorchNativeAttnBackend):
@@ -49,15 +54,58 @@ class NewRowsAttention(TorchNativeAttnBackend):
             strict=True,
         )
         for row, total, prefix, new in sequences:
-            slots = req_to_token[row, :total]
             rows = slice(begin, begin + new)
-            own = slots[prefix:]
-            parts = [_attend_own(query[rows], k_cache[own], v_cache[own], scaling)]
-            for seen in _runs(slots[:prefix]):
-                parts.append(_attend_prefix(query[rows], k_cache[seen], v_cache[seen], scaling))
-            output[rows] = _merge(parts)
+            attend = _attend_in_parts if prefix >= LONG_PREFIX_TOKENS else _attend_at_once
+            slots = req_to_token[row, :total]
+            output[rows] = attend(query[rows], k_cache, v_cache, slots, prefix, scaling)
             begin += new
         return output
+
+
+def _attend_at_once(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    prefix: int,
+    scaling: float | None,
+) -> torch.Tensor:
+    """One masked call over gathered keys. `slots`: [prefix + new]; returns [new, heads, dim]."""
+    attended = scaled_dot_product_attention(
+        _heads_first(query),
+        _heads_first(k_cache.index_select(0, slots)).to(query.dtype),
+        _heads_first(v_cache.index_select(0, slots)).to(query.dtype),
+        attn_mask=_causal_mask(prefix, query.shape[0]) if prefix else None,
+        is_causal=not prefix,
+        enable_gqa=query.shape[1] != k_cache.shape[1],
+        scale=scaling,
+    )
+    return attended[0].movedim(0, 1)
+
+
+def _attend_in_parts(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    prefix: int,
+    scaling: float | None,
+) -> torch.Tensor:
+    """The prefix without a mask, where it lies, and the new rows for themselves."""
+    own = slots[prefix:]
+    parts = [_attend_own(query, k_cache[own], v_cache[own], scaling)]
+    for seen in _runs(slots[:prefix]):
+        parts.append(_attend_prefix(query, k_cache[seen], v_cache[seen], scaling))
+    return _merge(parts)
+
+
+@functools.lru_cache(maxsize=8)
+def _causal_mask(prefix: int, new: int) -> torch.Tensor:
+    """[new, prefix + new] bool: row i sees the prefix and the new rows up to itself.
+
+    Cached: every layer of a forward asks for the same one.
+    """
+    return torch.arange(prefix + new)[None] <= torch.arange(prefix, prefix + new)[:, None]
 
 
 Part = tuple[torch.Tensor, torch.Tensor]
@@ -71,8 +119,6 @@ def _runs(slots: torch.Tensor) -> list[slice | torch.Tensor]:
 
     A prefix in many pieces is one index tensor instead, and is gathered.
     """
-    if slots.numel() == 0:
-        return []
     ends = (slots.diff() != 1).nonzero().flatten().tolist()
     if len(ends) >= _MOST_RUNS:
         return [slots]

@@ -14,6 +14,7 @@ platform_entry.declare_torchvision_ops()
 
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend  # noqa: E402
 
+from kvws.engine import attention_cpu  # noqa: E402
 from kvws.engine.attention_cpu import NewRowsAttention  # noqa: E402
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
@@ -60,9 +61,14 @@ def attend(
     ids=["no prefix", "one row", "many rows", "a batch"],
 )
 @pytest.mark.parametrize("run_tokens", [1, 32, 512], ids=["scattered", "in pages", "in one piece"])
+@pytest.mark.parametrize("long_prefix_tokens", [1, 4096], ids=["in parts", "at once"])
 def test_the_rows_equal_the_stock_backend_s(
-    sequences: list[tuple[int, int]], run_tokens: int
+    sequences: list[tuple[int, int]],
+    run_tokens: int,
+    long_prefix_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(attention_cpu, "LONG_PREFIX_TOKENS", long_prefix_tokens)
     ours = attend(NewRowsAttention, sequences, run_tokens)
     stock = attend(TorchNativeAttnBackend, sequences, run_tokens)
     assert not ours.isnan().any()
