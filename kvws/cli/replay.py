@@ -81,9 +81,12 @@ def replay(
                     progress.update(task, completed=step.number)
 
             running.run(collect())
-    print_report(Console(width=None if Console().is_terminal else 170), session, limits, steps)
+    skipped = run.skipped_steps
+    console = Console(width=None if Console().is_terminal else 170)
+    print_report(console, session, limits, steps, skipped_steps=skipped)
     if json_path is not None:
-        write_json(json_path, as_json(session, settings.model, limits, steps))
+        report = as_json(session, settings.model, limits, steps, skipped_steps=skipped)
+        write_json(json_path, report)
 
 
 def _progress() -> Progress:

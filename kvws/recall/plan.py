@@ -76,9 +76,6 @@ class Plan:
     decisions: tuple[Decision, ...]
     unchanged: bool
 
-    def count(self, action: Action) -> int:
-        return sum(decision.action is action for decision in self.decisions)
-
 
 def plan_view(
     *,

@@ -89,7 +89,12 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def as_json(
-    trace: Trace, model: str, limits: Limits, steps: Sequence[ReplayedStep]
+    trace: Trace,
+    model: str,
+    limits: Limits,
+    steps: Sequence[ReplayedStep],
+    *,
+    skipped_steps: int,
 ) -> dict[str, Any]:
     """The whole report. Times in milliseconds, sizes in tokens, blocks of 32 tokens, or bytes."""
     return {
@@ -97,6 +102,7 @@ def as_json(
         "model": model,
         "limits": asdict(limits),
         "totals": asdict(summarise(steps)),
+        "skipped_steps": skipped_steps,
         "steps": [_step_as_json(step) for step in steps],
     }
 
@@ -144,10 +150,17 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
 
 
 def print_report(
-    console: Console, trace: Trace, limits: Limits, steps: Sequence[ReplayedStep]
+    console: Console,
+    trace: Trace,
+    limits: Limits,
+    steps: Sequence[ReplayedStep],
+    *,
+    skipped_steps: int,
 ) -> None:
     """Table of steps, then the totals in words."""
     console.print(_table(steps, console.width))
+    if skipped_steps:
+        console.print(f"left out: {skipped_steps} steps with prompts beyond --max-tokens")
     totals = summarise(steps)
     if not steps:
         console.print("no step was replayed")
