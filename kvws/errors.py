@@ -13,10 +13,19 @@ KvwsError                      something kvws can explain; carries a hint and an
 │   ├── PoisonedView           the engine recomputed promised pages; the namespace must change
 │   └── ControlError           the data plane refused a control message
 ├── PromptError                a prompt cannot be answered
-└── HostTierFull               the host tier has no room for another block
+├── HostTierFull               the host tier has no room for another block
+└── StoreError                 the durable store cannot be used
+    ├── StoreInUse             another process owns the directory
+    ├── UnsafeStore            the directory is a symlink, or others can write to it
+    ├── StoreFormatError       a file is not ours, or of a newer format version
+    ├── OtherModel             a workspace was written with another model or layout
+    ├── CorruptBlock           a block's bytes on disk are not what was written
+    └── DiskTierFull           the disk tier's budget holds no further block
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class KvwsError(Exception):
@@ -98,3 +107,45 @@ class HostTierFull(KvwsError):
     """The host tier has no room for another block."""
 
     http_status = 503
+
+
+class StoreError(KvwsError):
+    """The durable store cannot be used."""
+
+    http_status = 503
+
+
+class StoreInUse(StoreError):
+    """Another process owns the store directory."""
+
+
+class UnsafeStore(StoreError):
+    """The store directory is a symbolic link, or others can write to it."""
+
+
+class StoreFormatError(StoreError):
+    """A file in the store is not ours, or of a newer format version; it was left as it is."""
+
+
+class OtherModel(StoreError):
+    """A workspace was written with another model or layout; it was left as it is."""
+
+    http_status = 409
+
+
+class CorruptBlock(StoreError):
+    """Bytes of blocks on disk are not what was written; their tokens must be computed again.
+
+    Attributes:
+        numbers: the blocks.
+    """
+
+    def __init__(self, numbers: Sequence[int], message: str) -> None:
+        super().__init__(message, hint="its tokens are computed again when they are needed")
+        self.numbers = tuple(numbers)
+
+
+class DiskTierFull(StoreError):
+    """The disk tier's budget holds no further block."""
+
+    http_status = 507
