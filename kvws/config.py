@@ -33,7 +33,11 @@ class Settings:
         query: most new tokens a selection is asked with; earlier ones are ingested ahead.
         probe: tokens of the window that a selection is probed behind, unless the last one kept
             the view: then it is probed behind the whole view, and may already be the answer.
-        host_bytes: capacity of the host tier; 0 for half of the free memory.
+        host_gb: GiB of the host tier, or "auto": half of the free memory.
+        disk_dir: folder of the disk tier; "" keeps workspaces in memory only.
+        disk_gb: GiB of the disk tier, or "auto": what it holds and 80 % of what is free.
+        disk_format: how blocks lie on disk: exact, int8, fp8 or int4.
+        disk_backend: what moves them: posix, kvikio, or auto.
         threads: compute threads of the engine on a CPU; 0 for all cores.
     """
 
@@ -44,8 +48,30 @@ class Settings:
     recent: int = 0
     query: int = 128
     probe: int = 512
-    host_bytes: int = 0
+    host_gb: str = "auto"
+    disk_dir: str = ""
+    disk_gb: str = "auto"
+    disk_format: str = "exact"
+    disk_backend: str = "auto"
     threads: int = 0
+
+    @property
+    def host_bytes(self) -> int | None:
+        """Capacity of the host tier; None for the default.
+
+        Raises:
+            ConfigError: it is no positive size.
+        """
+        return parse_gibibytes("host_gb", self.host_gb)
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """Capacity of the disk tier; None for the default.
+
+        Raises:
+            ConfigError: it is no positive size.
+        """
+        return parse_gibibytes("disk_gb", self.disk_gb)
 
     def limits(self) -> Limits:
         """The step limits these settings describe.
@@ -141,6 +167,8 @@ def _typed(name: str, value: Any, place: str, *, is_text: bool) -> Any:
     if is_text:
         if isinstance(value, str):
             return value
+        if name.endswith("_gb") and isinstance(value, int | float):
+            return str(value)  # TOML has numbers
         raise ConfigError(f"{name} ({place}) must be text, got {value!r}")
     number = parse_size(value) if isinstance(value, str) else value
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
@@ -159,3 +187,23 @@ def parse_size(text: str) -> int | None:
     if not digits.strip().isdigit() or unit not in _SIZE_UNITS:
         return None
     return int(digits) * _SIZE_UNITS[unit]
+
+
+def parse_gibibytes(name: str, text: str) -> int | None:
+    """'1.5' → bytes of 1.5 GiB, '512MiB' → its bytes, 'auto' → None.
+
+    Raises:
+        ConfigError: it is no positive size.
+    """
+    if text == "auto":
+        return None
+    try:
+        size_bytes = int(float(text) * (1 << 30))
+    except (ValueError, OverflowError):
+        size_bytes = parse_size(text)
+    if size_bytes is None or size_bytes <= 0:
+        raise ConfigError(
+            f"{name} must be a size above zero, got {text!r}",
+            hint="give GiB such as 8 or 0.5, or leave it out",
+        )
+    return size_bytes

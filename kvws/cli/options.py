@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -13,6 +13,8 @@ from kvws.engine.settings import EngineSettings
 from kvws.errors import ConfigError
 from kvws.limits import Limits
 from kvws.models import load_config, read_model_config, require_relocatable, resolve_model
+from kvws.store.backend import Backend
+from kvws.tiers.codec import PAYLOAD_FORMATS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,7 +26,19 @@ _SETTINGS = (
     click.option("--recent", type=int, help="Newest tokens of a thread, always in view."),
     click.option("--query", type=int, help="Most new tokens a selection is asked with."),
     click.option("--probe", type=int, help="Tokens of the window a selection is probed behind."),
-    click.option("--host-bytes", help="Capacity of the host tier, such as 8GiB."),
+    click.option("--host-gb", help="GiB of the host tier, or auto: half of the free memory."),
+    click.option("--disk-dir", help="Folder of the disk tier: sessions outlive the process."),
+    click.option("--disk-gb", help="GiB of the disk tier, or auto: most of what is free."),
+    click.option(
+        "--disk-format",
+        type=click.Choice(PAYLOAD_FORMATS),
+        help="How blocks lie on disk: bit for bit, or quantised.",
+    ),
+    click.option(
+        "--disk-backend",
+        type=click.Choice(get_args(Backend)),
+        help="What moves blocks to and from disk.",
+    ),
     click.option("--threads", type=int, help="Compute threads of the engine on a CPU."),
 )
 
@@ -56,6 +70,11 @@ def engine_settings(settings: Settings, limits: Limits) -> EngineSettings:
     return EngineSettings(
         model=model,
         context_tokens=limits.context_tokens,
-        host_bytes=settings.host_bytes or None,
+        name=settings.model,
+        host_bytes=settings.host_bytes,
+        disk_dir=Path(settings.disk_dir).absolute() if settings.disk_dir else None,
+        disk_bytes=settings.disk_bytes,
+        disk_format=settings.disk_format,
+        disk_backend=settings.disk_backend,
         threads=settings.threads or None,
     )

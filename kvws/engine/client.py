@@ -22,6 +22,9 @@ FAILED_LOAD_MESSAGE = "External KV cache load failed"
 """What SGLang aborts a request with when its linker could not fill a page."""
 
 
+_BACKLOG_POLL_S = 0.01
+
+
 class SglangEngine:
     """Implements `kvws.engine.protocol.Engine`."""
 
@@ -59,6 +62,10 @@ class SglangEngine:
 
     async def close_step(self, step: str, named: Sequence[tuple[str, int, int]]) -> ClosedStep:
         replies = await self._ranks.call("close_step", step=step, named=list(named))
+        backlogged = any(reply["backlogged"] for reply in replies)
+        while backlogged:  # back-pressure: a caller makes no new blocks faster than the disk
+            await asyncio.sleep(_BACKLOG_POLL_S)
+            backlogged = any(await self._ranks.call("backlogged"))
         return ClosedStep(
             resident=frozenset.intersection(*(frozenset(r["resident"]) for r in replies)),
             host_full=any(reply["refused_pages"] for reply in replies),
@@ -85,6 +92,16 @@ class SglangEngine:
 
     async def drop_workspace(self, workspace: str) -> None:
         await self._ranks.call("drop_workspace", workspace=workspace)
+
+    async def attach(self, workspace: str, directory: str) -> frozenset[int]:
+        held = await self._ranks.call("attach", workspace=workspace, directory=directory)
+        return frozenset.intersection(*(frozenset(numbers) for numbers in held))
+
+    async def unsaved_blocks(self, workspace: str) -> int:
+        return max(await self._ranks.call("unsaved_blocks", workspace=workspace))
+
+    async def look_ahead(self, workspace: str, blocks: Sequence[int]) -> None:
+        await self._ranks.call("look_ahead", workspace=workspace, numbers=list(blocks))
 
     async def stats(self) -> list[dict[str, int]]:
         return await self._ranks.call("stats")

@@ -1,45 +1,34 @@
 """The data plane of one rank: moves, indexes and scores blocks. Knows no HTTP and no messages.
 
-Three callers share it under one lock: the engine's scheduler thread (stage_out, granted_pages,
-queue_load), the loading thread (fill, release_load) and the control socket's threads (the rest).
+Its callers share it under the repository's lock: the engine's scheduler thread (stage_out,
+granted_pages, queue_load), the loading thread (fill, release_load), the control socket's threads
+(the rest), and the threads of the disk tier.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from kvws.blocks.key import BLOCK_TOKENS
-from kvws.blocks.ledger import OpenStep, StepLedger
+from kvws.blocks.ledger import StepLedger
 from kvws.blocks.page import PageSource, require_full_page
-from kvws.blocks.table import BlockTable, Residency
+from kvws.blocks.table import Residency
+from kvws.engine.adoption import Adoption
 from kvws.errors import ControlError, HostTierFull
-from kvws.kernels.mean_k import mean_rotated, raw_rotation
 from kvws.kernels.rotary import RotaryTable
 from kvws.recall.index import MeanKIndex
 from kvws.tiers.device import DevicePool
+from kvws.tiers.disk import DiskTier
+from kvws.tiers.durable import DurableBlocks
 from kvws.tiers.host import HostTier
-from kvws.tiers.stage_in import HostSlice, PageLoad, fill_pages
+from kvws.tiers.loading import Loader, QueuedLoad
+from kvws.tiers.repository import Repository
+from kvws.tiers.stage_in import HeldSlice, PageLoad
 from kvws.tiers.stage_out import copy_out
-
-
-@dataclass(frozen=True)
-class QueuedLoad:
-    """View pages of one request, pinned in the host tier, and where they go.
-
-    Attributes:
-        step: the step that the request belongs to.
-        device_slots: [32 × pages] int64.
-    """
-
-    step: str
-    pages: tuple[PageLoad, ...]
-    pinned: tuple[Residency, ...]
-    device_slots: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -49,26 +38,55 @@ class StepOutcome:
     Attributes:
         resident: numbers of those named blocks that are resident, in the order of their names.
         refused_pages: offers of computed pages that the host tier had no room for.
-        loaded_pages: view pages filled from the host tier.
+        loaded_pages: view pages filled from lower tiers.
         stage_in_ms: time spent filling them.
+        backlogged: the disk lags behind; the next blocks should wait.
     """
 
     resident: list[int]
     refused_pages: int
     loaded_pages: int
     stage_in_ms: float
+    backlogged: bool
 
 
 class DataPlane:
     """Blocks of every workspace on one rank."""
 
-    def __init__(self, pool: DevicePool, rotary: Sequence[RotaryTable], host: HostTier) -> None:
-        """`rotary`: the table of each layer; layers usually share one."""
+    def __init__(
+        self,
+        pool: DevicePool,
+        rotary: Sequence[RotaryTable],
+        host: HostTier,
+        disk: DiskTier | None = None,
+        *,
+        on_thread_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            rotary: the table of each layer; layers usually share one.
+            disk: None keeps blocks in host memory only.
+            on_thread_start: called first on every thread of the disk tier.
+        """
         self.host = host
         self._pool = pool
         self._rotary = list(rotary)
-        self._lock = threading.RLock()
-        self._table = BlockTable()
+        self._repository = Repository(host)
+        self._lock = self._repository.lock
+        self._table = self._repository.table
+        self._durable = (
+            DurableBlocks(self._repository, disk, on_thread_start=on_thread_start)
+            if disk is not None
+            else None
+        )
+        self._loader = Loader(
+            self._repository,
+            self._durable.lifter if self._durable is not None else None,
+            pool,
+            rotary,
+            room_will_come=lambda: self._durable is not None and self._durable.writing,
+        )
+        self._adoption = Adoption(self._repository, self._durable, rotary, self._index)
         self._ledger = StepLedger()
         self._indexes: dict[str, MeanKIndex] = {}
         # By workspace: pages that were filled from a block computed as another page. What lies on
@@ -105,6 +123,7 @@ class DataPlane:
             wanted = {piece.block for _, source in view for piece in source}
             missing = sorted(b for b in wanted if self._table.find((entry.workspace, b)) is None)
             if not missing:
+                self._repository.retrieve((entry.workspace, number) for number in wanted)
                 for index, (page_hash, source) in enumerate(view):
                     self._ledger.promise(step, page_hash, index, source)
             return missing
@@ -118,6 +137,13 @@ class DataPlane:
             return torch.zeros(candidates.numel())
         return index.score(queries, candidates)
 
+    def look_ahead(self, workspace: str, numbers: Sequence[int]) -> int:
+        """Bring blocks from disk to host memory that may be selected next, the likeliest first.
+
+        Returns how many were started.
+        """
+        return self._durable.lifter.look_ahead(workspace, numbers) if self._durable else 0
+
     def close_step(self, step: str, named: Sequence[tuple[str, int, int]]) -> StepOutcome:
         """End a step: the named pages it computed become blocks, all others are dropped.
 
@@ -130,68 +156,17 @@ class DataPlane:
         """
         with self._lock:
             entry = self._ledger.close(step)
-            if entry is None:
-                raise ControlError(f"step {step} is not open")
-            adopted: dict[int, Residency] = {}
-            for page_hash, number, page_index in named:
-                if self._table.find((entry.workspace, number)) is not None:
-                    continue
-                slot = self._adopt(entry, page_hash)
-                if slot is None:
-                    break
-                adopted[number] = Residency(slot, page_index * BLOCK_TOKENS, page_hash)
-            self.host.free(list(entry.staged.values()))
-        # Nobody else knows these slots yet, so the scheduler need not wait for the arithmetic.
-        means = self._block_means(list(adopted.values()))
-        with self._lock:
-            for (number, residency), mean in zip(adopted.items(), means, strict=True):
-                if self._table.find((entry.workspace, number)) is not None:
-                    self.host.free([residency.slot])  # another step has become it meanwhile
-                    continue
-                self._table.add((entry.workspace, number), residency)
-                self._index(entry.workspace).write(number, mean)
-            resident = [
-                number
-                for _, number, _ in named
-                if self._table.find((entry.workspace, number)) is not None
-            ]
+        if entry is None:
+            raise ControlError(f"step {step} is not open")
+        resident = self._adoption.adopt(entry, named)
+        self._counters["refused_pages"] += entry.refused_pages
         return StepOutcome(
-            resident, entry.refused_pages, entry.loaded_pages, entry.stage_in_ms
+            resident,
+            entry.refused_pages,
+            entry.loaded_pages,
+            entry.stage_in_ms,
+            self.backlogged(),
         )
-
-    def _adopt(self, entry: OpenStep, page_hash: str) -> int | None:
-        """The host slot of a page the step computed. A page that is an earlier block already was
-        shared by the prefix tree and not computed again: its bytes are copied."""
-        slot = entry.staged.pop(page_hash, None)
-        if slot is not None:
-            return slot
-        twin_id = self._table.computed_as(page_hash)
-        twin = self._table.find(twin_id) if twin_id is not None else None
-        if twin is None:
-            return None
-        try:
-            (slot,) = self.host.allocate(1)
-        except HostTierFull:
-            self._counters["refused_pages"] += 1
-            entry.refused_pages += 1
-            return None
-        self.host.payload(slot).copy_(self.host.payload(twin.slot))
-        return slot
-
-    def _block_means(self, blocks: Sequence[Residency]) -> list[torch.Tensor]:
-        """Mean raw K per block: [layers, kv_heads, head_dim] float32."""
-        if not blocks:
-            return []
-        slots = torch.tensor([block.slot for block in blocks])
-        first = torch.tensor([block.first_position for block in blocks])
-        to_raw = {
-            id(table): raw_rotation(first, BLOCK_TOKENS, table) for table in self._rotary
-        }
-        per_layer = [
-            mean_rotated(self.host.keys(layer).index_select(0, slots), to_raw[id(table)])
-            for layer, table in enumerate(self._rotary)
-        ]
-        return list(torch.stack(per_layer, dim=1))
 
     def _index(self, workspace: str) -> MeanKIndex:
         index = self._indexes.get(workspace)
@@ -231,9 +206,8 @@ class DataPlane:
             fresh = [index for index in unnamed if hashes[index] not in entry.staged]
             if fresh:
                 try:
-                    slots = self.host.allocate(len(fresh))
+                    slots = self._repository.allocate(len(fresh))
                 except HostTierFull:
-                    self._counters["refused_pages"] += len(fresh)
                     entry.refused_pages += len(fresh)
                     return False
                 copy_out(self._pool, pages[fresh], self.host, torch.tensor(slots))
@@ -252,7 +226,7 @@ class DataPlane:
             return len(hashes)
 
     def queue_load(
-        self, step: str, hashes: Sequence[str], device_slots: torch.Tensor
+        self, step: str, hashes: Sequence[str], device_pages: Sequence[int]
     ) -> QueuedLoad | None:
         """Pin the blocks that fill promised pages.
 
@@ -262,36 +236,36 @@ class DataPlane:
         """
         with self._lock:
             pages: list[PageLoad] = []
-            pinned: list[Residency] = []
-            for page_hash in hashes:
+            pinned: dict[int, Residency] = {}
+            workspace = ""
+            for page_hash, device_page in zip(hashes, device_pages, strict=True):
                 promise = self._ledger.promise_of(page_hash)
                 if promise is None:
                     return None
-                slices: list[HostSlice] = []
+                workspace = promise.workspace
+                slices: list[HeldSlice] = []
                 for block, offset, length in promise.source:
-                    home = self._table.find((promise.workspace, block))
+                    home = self._table.find((workspace, block))
                     if home is None:
                         return None
-                    first = home.first_position + offset
-                    slices.append(HostSlice(home.slot, offset, length, first))
-                    pinned.append(home)
+                    slices.append(HeldSlice(home, offset, length))
+                    pinned[block] = home
                     if home.page_hash != page_hash:
-                        self._relocated.setdefault(promise.workspace, set()).add(page_hash)
-                pages.append(PageLoad(promise.view_index, tuple(slices)))
-            for residency in pinned:
+                        self._relocated.setdefault(workspace, set()).add(page_hash)
+                pages.append(PageLoad(promise.view_index, tuple(slices), device_page))
+            for residency in pinned.values():
                 self._table.pin(residency)
-            return QueuedLoad(step, tuple(pages), tuple(pinned), device_slots)
+            numbers, held = tuple(pinned), tuple(pinned.values())
+            return QueuedLoad(step, workspace, tuple(pages), numbers, held)
 
     def fill(self, loads: Sequence[QueuedLoad], layer_done: Callable[[int], None]) -> None:
-        """Fill the device slots of all loads, layer by layer: see `fill_pages`."""
-        pages = [page for load in loads for page in load.pages]
-        device_slots = torch.cat([load.device_slots for load in loads])
+        """Fill the device pages of all loads: see `Loader.fill`."""
         begin = time.perf_counter()
-        fill_pages(pages, device_slots, self.host, self._pool, self._rotary, layer_done)
+        self._loader.fill(loads, layer_done)
         elapsed_ms = 1e3 * (time.perf_counter() - begin)
         with self._lock:
-            self._counters["loaded_pages"] += len(pages)
             for load in loads:
+                self._counters["loaded_pages"] += len(load.pages)
                 entry = self._ledger.find(load.step)
                 if entry is not None:
                     entry.loaded_pages += len(load.pages)
@@ -301,31 +275,70 @@ class DataPlane:
         """Unpin the blocks of a load that is done, failed or cancelled."""
         with self._lock:
             self._counters["failed_loads"] += failed
-            unpinned = [self._table.unpin(residency) for residency in load.pinned]
-            self.host.free([slot for slot in unpinned if slot is not None])
+            self._repository.unpin(load.pinned)
 
-    # ---- forgetting and observation (control socket) -----------------------------------------
+    # ---- workspaces (control socket) ---------------------------------------------------------
+
+    def attach(self, workspace: str, directory: str) -> list[int]:
+        """Open a workspace's folder on this rank: its blocks can be promised and scored again.
+
+        Returns:
+            Numbers of the blocks that it holds, ascending.
+
+        Raises:
+            StoreError: the folder belongs to another model or layout, or cannot be read.
+            ControlError: there is no disk tier, or the workspace has blocks already.
+        """
+        if self._durable is None:
+            raise ControlError("there is no disk tier", hint="start the engine with --disk-dir")
+        held: list[int] = []
+        for numbers, rows in self._durable.attach(workspace, Path(directory)):
+            self._index(workspace).write(numbers, rows)
+            held += numbers
+        return sorted(held)
+
+    def unsaved_blocks(self, workspace: str) -> int:
+        """Blocks of a workspace that are not durable yet; 0 without a disk tier."""
+        return self._durable.writer.pending(workspace) if self._durable is not None else 0
+
+    def backlogged(self) -> bool:
+        """Whether the disk lags so far behind that new blocks should wait."""
+        return self._durable is not None and self._durable.backlogged
 
     def forget(self, workspace: str, numbers: Sequence[int]) -> int:
-        """Drop the bytes of blocks. Returns how many were resident.
+        """Drop the bytes of blocks on every tier. Returns how many were there.
 
         Their index rows stay: they can still be selected, and are then computed again.
         """
         with self._lock:
             resident = [n for n in numbers if self._table.find((workspace, n)) is not None]
             for number in resident:
-                slot = self._table.drop((workspace, number))
-                if slot is not None:
-                    self.host.free([slot])
-            return len(resident)
+                self._repository.drop((workspace, number))
+        if self._durable is not None:
+            self._durable.disk.forget(workspace, numbers)
+        return len(resident)
 
     def drop_workspace(self, workspace: str) -> int:
-        """Drop a workspace's blocks and index. Returns how many blocks it had."""
+        """Drop a workspace's blocks and index from memory and let go of its folder.
+
+        Returns how many blocks it had.
+        """
         with self._lock:
-            dropped = self.forget(workspace, self._table.blocks_of(workspace))
+            numbers = self._table.blocks_of(workspace)
+            for number in numbers:
+                self._repository.drop((workspace, number))
             self._indexes.pop(workspace, None)
             self._relocated.pop(workspace, None)
-            return dropped
+        if self._durable is not None:
+            self._durable.detach(workspace)
+        return len(numbers)
+
+    def close(self) -> None:
+        """Make what can be made durable so, and stop the disk tier."""
+        if self._durable is not None:
+            self._durable.close()
+
+    # ---- observation (control socket) --------------------------------------------------------
 
     def index_row(self, workspace: str, number: int) -> torch.Tensor | None:
         """Mean raw K of a block: [layers, kv_heads, head_dim] float32."""
@@ -333,40 +346,33 @@ class DataPlane:
         return index.read(number) if index is not None else None
 
     def block_payload(self, workspace: str, number: int) -> tuple[torch.Tensor, int] | None:
-        """(payload [2, layers, 32, kv_heads, head_dim] copied, baked first position)."""
+        """(payload [2, layers, 32, kv_heads, head_dim] copied, its first position or RAW); None
+        when the block has no host copy."""
         with self._lock:
             residency = self._table.find((workspace, number))
-            if residency is None:
+            if residency is None or residency.slot is None:
                 return None
-            return self.host.payload(residency.slot).clone(), residency.first_position
+            return self.host.payloads[residency.slot].clone(), residency.first_position
 
     def stats(self) -> dict[str, int]:
         with self._lock:
             return {
                 **self._counters,
-                "blocks": len(self._table),
+                **self._repository.stats(),
+                **(self._durable.stats() if self._durable is not None else {}),
                 "open_steps": self._ledger.open_steps,
                 "staged_pages_now": len(self._ledger.staged_slots()),
-                "host_used_blocks": self.host.used_blocks,
-                "host_used_bytes": self.host.used_bytes,
                 "index_bytes": sum(index.nbytes for index in self._indexes.values()),
             }
 
     def check_integrity(self) -> None:
-        """Every used host slot is one finished block or one staged page; every block is indexed.
+        """Every used host slot is accounted for; every block is indexed.
 
-        used slots = slots of the table + slots of open steps, and none of them is free.
         To be asked when no step is closing.
         """
         with self._lock:
-            self._table.check_integrity()
             self._ledger.check_integrity()
-            held = self._table.slots() + self._ledger.staged_slots()
-            assert len(held) == len(set(held)), "a host slot is held twice"
-            assert len(held) == self.host.used_blocks, (
-                f"{self.host.used_blocks} host slots in use, {len(held)} accounted for"
-            )
-            assert not set(held) & self.host.free_slots(), "a held host slot is on the free list"
+            self._repository.check_integrity(self._ledger.staged_slots())
             for workspace, index in self._indexes.items():
                 resident = self._table.blocks_of(workspace)
                 unindexed = [n for n in resident if index.read(n) is None]

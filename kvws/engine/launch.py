@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import dataclasses
+import hashlib
 import logging
 import os
 import shutil
@@ -13,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Coroutine, Generator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.client import SglangEngine
@@ -23,18 +25,36 @@ from kvws.engine.platform_entry import activate
 from kvws.engine.plugin import CONTROL_DIR_VARIABLE, LOG_NAME
 from kvws.engine.processes import EngineProcesses
 from kvws.engine.self_check import self_check
-from kvws.engine.settings import EngineSettings, default_host_bytes
+from kvws.engine.settings import EngineSettings, default_disk_bytes, default_host_bytes
 from kvws.engine.startup_report import read_startup_error
+from kvws.engine.tiers import TierSettings
 from kvws.errors import EngineError, EngineStartError
+from kvws.store.backend import Backend
+from kvws.store.directory import StoreDirectory
+from kvws.store.identity import ModelIdentity
+from kvws.store.posix import PosixStorage
 
 T = TypeVar("T")
 
 
 class RunningEngine:
-    """A started engine and the event loop that its front half lives on."""
+    """A started engine and the event loop that its front half lives on.
 
-    def __init__(self, engine: SglangEngine, loop: asyncio.AbstractEventLoop) -> None:
+    Attributes:
+        store: the directory of the disk tier, which this process owns; None without one.
+        identity: what stored blocks must agree with to be of use to it.
+    """
+
+    def __init__(
+        self,
+        engine: SglangEngine,
+        loop: asyncio.AbstractEventLoop,
+        store: StoreDirectory | None,
+        identity: ModelIdentity,
+    ) -> None:
         self.engine = engine
+        self.store = store
+        self.identity = identity
         self._loop = loop
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
@@ -50,7 +70,24 @@ def running_engine(settings: EngineSettings) -> Generator[RunningEngine]:
 
     Raises:
         EngineStartError, UnsupportedModel, SelfCheckFailed: it cannot serve; why, and what to do.
+        StoreError, ConfigError: the disk tier cannot be used.
     """
+    with contextlib.ExitStack() as on_leaving:
+        store: StoreDirectory | None = None
+        if settings.disk_dir is not None:
+            store = on_leaving.enter_context(
+                StoreDirectory.open(settings.disk_dir, PosixStorage(settings.disk_dir))
+            )
+            if settings.disk_bytes is None:
+                disk_bytes = default_disk_bytes(settings.disk_dir)
+                settings = dataclasses.replace(settings, disk_bytes=disk_bytes)
+        yield on_leaving.enter_context(_engine_processes(settings, store))
+
+
+@contextlib.contextmanager
+def _engine_processes(
+    settings: EngineSettings, store: StoreDirectory | None
+) -> Generator[RunningEngine]:
     control_dir = Path(tempfile.mkdtemp(prefix="kvws-"))  # mode 0700
     keep_log = False
     processes = EngineProcesses()
@@ -61,7 +98,7 @@ def running_engine(settings: EngineSettings) -> Generator[RunningEngine]:
         engine, shapes = llm.loop.run_until_complete(_connect(llm, ranks, liveness, settings))
         try:
             llm.loop.run_until_complete(self_check(engine, shapes))
-            yield RunningEngine(engine, llm.loop)
+            yield RunningEngine(engine, llm.loop, store, _identity(settings, shapes))
         finally:
             llm.loop.run_until_complete(ranks.close())
             # The watchdog would take the end for a crash; shutdown kills every child we have.
@@ -78,7 +115,13 @@ def running_engine(settings: EngineSettings) -> Generator[RunningEngine]:
 
 def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, Any]:
     """SGLang's server arguments."""
-    host_bytes = settings.host_bytes or default_host_bytes()
+    tiers = TierSettings(
+        host_bytes=settings.host_bytes or default_host_bytes(),
+        disk_dir=str(settings.disk_dir or ""),
+        disk_bytes=settings.disk_bytes or 0,
+        disk_format=settings.disk_format,
+        disk_backend=cast(Backend, settings.disk_backend),
+    )
     device_tokens = settings.device_tokens or 2 * settings.context_tokens
     arguments: dict[str, Any] = {
         "model_path": str(settings.model),
@@ -98,7 +141,10 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
         "unified_cache_external_linker_config": {
             "linker": "WorkspaceLinker",
             "linker_module_path": "kvws.engine.linker",
-            "linker_extra_config": {"control_dir": str(control_dir), "host_bytes": host_bytes},
+            "linker_extra_config": {
+                "control_dir": str(control_dir),
+                "tiers": dataclasses.asdict(tiers),
+            },
         },
     }
     if activate() is not None:
@@ -179,6 +225,24 @@ async def _connect(
         block_bytes=sum(shape["block_bytes"] for shape in shapes),
     )
     return engine, shapes
+
+
+def _identity(settings: EngineSettings, shapes: list[dict[str, Any]]) -> ModelIdentity:
+    """What the ranks' descriptions say together."""
+    weights = hashlib.blake2b(
+        "".join(shape["weights"] for shape in shapes).encode(), digest_size=16
+    )
+    return ModelIdentity(
+        model=settings.name or Path(settings.model).name,
+        weights=weights.hexdigest(),
+        rotary=shapes[0]["rotary"],
+        dtype=shapes[0]["dtype"],
+        layers=shapes[0]["layers"],
+        kv_heads=sum(shape["kv_heads"] for shape in shapes),
+        head_dim=shapes[0]["head_dim"],
+        ranks=len(shapes),
+        block_tokens=BLOCK_TOKENS,
+    )
 
 
 def _leave_it_to_liveness(signum: int, frame: Any) -> None:

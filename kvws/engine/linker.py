@@ -27,16 +27,17 @@ from kvws.engine.data_plane import DataPlane, QueuedLoad
 from kvws.engine.operations import Operations
 from kvws.engine.startup_report import report_startup_error
 from kvws.engine.threads import leave_cores_to_the_forward_pass
-from kvws.errors import KvwsError, LoadFailed, UnsupportedModel
+from kvws.engine.tiers import TierSettings, open_disk
+from kvws.errors import ConfigError, KvwsError, LoadFailed, UnsupportedModel
 from kvws.tiers.host import HostTier, PayloadGeometry
 
 logger = logging.getLogger(__name__)
 
 
 class WorkspaceLinker(UnifiedCacheLinker):
-    """Serves promised view pages from the host tier and stages computed pages out to it.
+    """Serves promised view pages from lower tiers and stages computed pages out to them.
 
-    `extra_config`: {"control_dir": str, "host_bytes": int}.
+    `extra_config`: {"control_dir": str, "tiers": TierSettings as a dict}.
     """
 
     def __init__(
@@ -62,14 +63,19 @@ class WorkspaceLinker(UnifiedCacheLinker):
                 head_dim=keys.shape[2],
                 dtype=keys.dtype,
             )
-            host = HostTier(geometry, config["host_bytes"])
+            tiers = TierSettings(**config["tiers"])
+            host = HostTier(geometry, tiers.host_bytes)
+            _require_room(host, server_args.context_length)
+            disk = open_disk(tiers, host, plugin.rotary, rank=rank, ranks=server_args.tp_size)
         except KvwsError as error:
             report_startup_error(control_dir, error)
             raise
         self.forward_stream = forward_stream
         self.pools = {PoolName.KV: pool}
         self.layer_done_counter = self._layers = LayerWiseLoadCounter(pool.layer_num)
-        self._plane = DataPlane(pool, plugin.rotary, host)
+        self._plane = DataPlane(
+            pool, plugin.rotary, host, disk, on_thread_start=leave_cores_to_the_forward_pass
+        )
         self._queued: dict[str, QueuedLoad | None] = {}
         self._finished_offloads: deque[bool] = deque()
         self._loader = ThreadPoolExecutor(
@@ -77,7 +83,14 @@ class WorkspaceLinker(UnifiedCacheLinker):
         )
         self._control = ControlServer(
             control_dir / f"rank-{rank}.sock",
-            Operations(self._plane, plugin.tap, plugin.rotary, allocator, rank=rank),
+            Operations(
+                self._plane,
+                plugin.tap,
+                plugin.rotary,
+                allocator,
+                rank=rank,
+                weights=plugin.weights[0],
+            ),
         )
         self._control.start()
 
@@ -122,9 +135,9 @@ class WorkspaceLinker(UnifiedCacheLinker):
         transfer = transfers[0]
         try:
             assert transfer.device_indices is not None
-            slots = transfer.device_indices.to("cpu", torch.int64)
+            pages: list[int] = (transfer.device_indices[::BLOCK_TOKENS] // BLOCK_TOKENS).tolist()
             step = rid.rpartition(".")[0]
-            self._queued[rid] = self._plane.queue_load(step, list(transfer.keys or ()), slots)
+            self._queued[rid] = self._plane.queue_load(step, list(transfer.keys or ()), pages)
         except Exception:
             logger.exception("kvws: load of %s could not be queued; it will fail", rid)
             self._queued[rid] = None
@@ -176,6 +189,7 @@ class WorkspaceLinker(UnifiedCacheLinker):
     def close(self) -> None:
         self._control.stop()
         self._loader.shutdown(wait=True)
+        self._plane.close()
 
 
 def _tensor_parallel_rank(params: Any) -> int:
@@ -183,6 +197,18 @@ def _tensor_parallel_rank(params: Any) -> int:
         return 0
     group = params.attn_tp_cache_group or params.tp_cache_group
     return torch.distributed.get_rank(group=group)
+
+
+def _require_room(host: HostTier, context_tokens: int) -> None:
+    """A view and the pages computed behind it must find room side by side."""
+    smallest = 2 * -(-context_tokens // BLOCK_TOKENS)
+    if host.capacity_blocks < smallest:
+        raise ConfigError(
+            f"a host tier of {host.capacity_blocks} blocks is too small for requests of "
+            f"{context_tokens} tokens",
+            hint=f"raise --host-gb to {smallest * host.geometry.slot_bytes / (1 << 30):.2f}, or "
+            "lower --budget and --reserve",
+        )
 
 
 def _require_supported_pool(pool: Any, page_size: int, rotary: list[Any]) -> None:

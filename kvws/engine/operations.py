@@ -12,6 +12,7 @@ import torch
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.blocks.page import Slice
 from kvws.engine.data_plane import DataPlane
+from kvws.engine.fingerprint import rotary_digest
 from kvws.engine.tap import QueryTap
 from kvws.errors import ControlError
 from kvws.kernels.rotary import RotaryTable
@@ -28,13 +29,19 @@ class Operations:
         allocator: Any,
         *,
         rank: int,
+        weights: str,
     ) -> None:
-        """`allocator`: SGLang's page allocator, asked only for its counts."""
+        """
+        Args:
+            allocator: SGLang's page allocator, asked only for its counts.
+            weights: digest of the loaded weights.
+        """
         self._plane = plane
         self._tap = tap
         self._rotary = rotary
         self._allocator = allocator
         self._rank = rank
+        self._weights = weights
         self._operations: dict[str, Callable[..., Any]] = {
             "describe": self._describe,
             "open_step": plane.open_step,
@@ -43,6 +50,10 @@ class Operations:
             "score": self._score,
             "close_step": self._close_step,
             "forget": plane.forget,
+            "attach": plane.attach,
+            "unsaved_blocks": plane.unsaved_blocks,
+            "backlogged": plane.backlogged,
+            "look_ahead": plane.look_ahead,
             "drop_workspace": plane.drop_workspace,
             "index_row": self._index_row,
             "block_payload": self._block_payload,
@@ -66,6 +77,8 @@ class Operations:
         shape = self._plane.host.geometry
         return {
             "rank": self._rank,
+            "weights": self._weights,
+            "rotary": rotary_digest(self._rotary),
             "pid": os.getpid(),
             "layers": shape.layers,
             "kv_heads": shape.kv_heads,

@@ -25,6 +25,8 @@ LOG_NAME = "engine.log"
 
 tap = QueryTap()
 rotary: list[RotaryTable] = []
+weights: list[str] = []
+"""The digest of the loaded model's weights."""
 
 
 def install() -> None:
@@ -46,7 +48,7 @@ def install() -> None:
     )
     HookRegistry.register(
         "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
-        _find_rotary_tables,
+        _examine_model,
         HookType.AFTER,
     )
     if not torch.cuda.is_available():
@@ -63,11 +65,13 @@ def _catch_queries(
     return original(self, q, k, v, layer, batch, *args, **kw)
 
 
-def _find_rotary_tables(result: Any, runner: Any, *args: Any, **kw: Any) -> Any:
+def _examine_model(result: Any, runner: Any, *args: Any, **kw: Any) -> Any:
+    from kvws.engine.fingerprint import weights_digest
     from kvws.engine.rotary import rotary_tables
 
     try:
         rotary[:] = rotary_tables(runner.model)
+        weights[:] = [weights_digest(runner.model)]
     except KvwsError as error:
         report_startup_error(Path(os.environ[CONTROL_DIR_VARIABLE]), error)
         raise

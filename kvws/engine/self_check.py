@@ -90,7 +90,7 @@ async def _ask(engine: SglangEngine, step: str, *, register: bool) -> Chunk:
     if len(closed.resident) != len(named):
         raise SelfCheckFailed(
             f"{len(closed.resident)} of {len(named)} computed pages reached the host tier",
-            hint="raise --host-bytes",
+            hint="raise --host-gb",
         )
     return chunks[-1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,12 @@ def default_host_bytes() -> int:
     return psutil.virtual_memory().available // 2
 
 
+def default_disk_bytes(directory: Path) -> int:
+    """What the stores in a directory take already, and 80 % of what is free beside them."""
+    used = sum(512 * path.stat().st_blocks for path in directory.glob("*/rank-*/*"))
+    return used + shutil.disk_usage(directory).free * 4 // 5
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """How the engine is started.
@@ -21,7 +28,12 @@ class EngineSettings:
         model: Hugging Face folder or hub name.
         context_tokens: longest prompt + generation of one request.
         device_tokens: slots of the engine's KV pool; two full contexts when None.
+        name: how the user calls the model; the last part of `model` when "".
         host_bytes: capacity of the host tier per rank; half of the free memory when None.
+        disk_dir: the store directory; None keeps blocks in memory only.
+        disk_bytes: capacity of the disk tier; what it holds and most of what is free when None.
+        disk_format: how blocks lie on disk, one of `kvws.tiers.codec.PAYLOAD_FORMATS`.
+        disk_backend: what moves them: "auto", "posix" or "kvikio".
         dtype: of weights and KV, as torch names it.
         threads: compute threads of the engine on a CPU; what OMP_NUM_THREADS says, else all
             cores, when None.
@@ -32,7 +44,12 @@ class EngineSettings:
     model: str | Path
     context_tokens: int
     device_tokens: int | None = None
+    name: str = ""
     host_bytes: int | None = None
+    disk_dir: Path | None = None
+    disk_bytes: int | None = None
+    disk_format: str = "exact"
+    disk_backend: str = "auto"
     dtype: str = "float32"
     threads: int | None = None
     max_running_requests: int = 4

@@ -3,6 +3,8 @@ representation), kept in tiles so that it grows without copying and is scored ti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kvws.kernels.score import mean_k_scores
@@ -32,14 +34,20 @@ class MeanKIndex:
         """Number of blocks with a row."""
         return sum(int(present.sum()) for present in self._present)
 
-    def write(self, block: int, mean: torch.Tensor) -> None:
-        """Set a block's row. `mean`: [layers, kv_heads, head_dim] float32."""
-        tile, row = divmod(block, TILE_BLOCKS)
-        while tile >= len(self._tiles):
-            self._tiles.append(torch.zeros(self._tile_shape))
-            self._present.append(torch.zeros(TILE_BLOCKS, dtype=torch.bool))
-        self._tiles[tile][:, :, row] = mean
-        self._present[tile][row] = True
+    def write(self, blocks: Sequence[int], means: torch.Tensor) -> None:
+        """Set the rows of distinct blocks. `means`: [blocks, layers, kv_heads, head_dim] float32.
+        """
+        of_tile: dict[int, list[int]] = {}
+        for position, block in enumerate(blocks):
+            of_tile.setdefault(block // TILE_BLOCKS, []).append(position)
+        for tile, positions in of_tile.items():
+            while tile >= len(self._tiles):
+                self._tiles.append(torch.zeros(self._tile_shape))
+                self._present.append(torch.zeros(TILE_BLOCKS, dtype=torch.bool))
+            rows = torch.tensor([blocks[position] % TILE_BLOCKS for position in positions])
+            chosen = means[torch.tensor(positions)].permute(1, 2, 0, 3)
+            self._tiles[tile][:, :, rows] = chosen
+            self._present[tile][rows] = True
 
     def read(self, block: int) -> torch.Tensor | None:
         """A block's row [layers, kv_heads, head_dim], or None when absent."""

@@ -1,4 +1,4 @@
-"""The host tier: block payloads in one lazily committed arena with a free list."""
+"""The host tier: block payloads in one pinned, lazily committed slab."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
-from kvws.errors import ConfigError, HostTierFull
+from kvws.store.storage import SECTOR_BYTES
+from kvws.tiers.slab import PinnedSlab
 
 
 @dataclass(frozen=True)
@@ -21,50 +22,56 @@ class PayloadGeometry:
     dtype: torch.dtype
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """[2, layers, BLOCK_TOKENS, kv_heads, head_dim]: K at 0, V at 1."""
+        return (2, self.layers, BLOCK_TOKENS, self.kv_heads, self.head_dim)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of K and V of one block."""
         elements = 2 * self.layers * BLOCK_TOKENS * self.kv_heads * self.head_dim
         return elements * self.dtype.itemsize
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of host memory that one block takes: whole sectors."""
+        return -(-self.block_bytes // SECTOR_BYTES) * SECTOR_BYTES
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a block's retrieval index row: [layers, kv_heads, head_dim] float32."""
+        return self.layers * self.kv_heads * self.head_dim * torch.float32.itemsize
+
 
 class HostTier:
     """Fixed-size slots for block payloads in host memory.
 
-    The arena is one tensor [slots, 2, layers, BLOCK_TOKENS, kv_heads, head_dim] (K at 0, V at 1):
-    a block is contiguous, so moving it to a lower tier is one read. The operating system commits
-    its memory as slots are first written, so an empty tier costs nothing. Slots are reused last
-    in, first out. Not thread-safe: the owner holds a lock.
+    A block is contiguous, so moving it to a lower tier is one write. Not thread-safe: the owner
+    holds a lock.
     """
 
     def __init__(self, geometry: PayloadGeometry, capacity_bytes: int) -> None:
-        """Reserve the arena.
+        """Reserve the slab.
 
         Raises:
-            ConfigError: the capacity holds not even one block.
+            ConfigError: the capacity holds not even one block, or the machine refuses it.
         """
         self.geometry = geometry
-        self.capacity_blocks = capacity_bytes // geometry.block_bytes
-        if self.capacity_blocks < 1:
-            raise ConfigError(
-                f"a host tier of {capacity_bytes} bytes holds no block of "
-                f"{geometry.block_bytes} bytes",
-                hint="raise --host-bytes",
-            )
-        shape = (
-            self.capacity_blocks,
-            2,
-            geometry.layers,
-            BLOCK_TOKENS,
-            geometry.kv_heads,
-            geometry.head_dim,
-        )
-        self._arena = torch.empty(shape, dtype=geometry.dtype)
-        self._freed: list[int] = []
-        self._never_used = 0
+        self._slab = PinnedSlab(geometry.block_bytes, capacity_bytes)
+        self.payloads = self._slab.payloads(geometry.dtype, geometry.shape)
+        """[slots, 2, layers, BLOCK_TOKENS, kv_heads, head_dim]: every slot, a view."""
+
+    @property
+    def capacity_blocks(self) -> int:
+        return self._slab.capacity_blocks
 
     @property
     def used_blocks(self) -> int:
-        return self._never_used - len(self._freed)
+        return self._slab.used_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        return self._slab.capacity_blocks - self._slab.used_blocks
 
     @property
     def used_bytes(self) -> int:
@@ -76,36 +83,24 @@ class HostTier:
         Raises:
             HostTierFull: fewer are free.
         """
-        available = self.capacity_blocks - self.used_blocks
-        if count > available:
-            raise HostTierFull(
-                f"the host tier of {self.capacity_blocks} blocks has {available} free, "
-                f"{count} are needed",
-                hint="raise --host-bytes",
-            )
-        from_freed = min(count, len(self._freed))
-        slots = [self._freed.pop() for _ in range(from_freed)]
-        fresh = count - from_freed
-        slots += range(self._never_used, self._never_used + fresh)
-        self._never_used += fresh
-        return slots
+        return self._slab.allocate(count)
 
     def free(self, slots: Sequence[int]) -> None:
         """Give slots back. The owner guarantees that nobody reads them any more."""
-        self._freed.extend(slots)
+        self._slab.free(slots)
 
     def keys(self, layer: int) -> torch.Tensor:
         """K of one layer, as stored: [slots, BLOCK_TOKENS, kv_heads, head_dim], a view."""
-        return self._arena[:, 0, layer]
+        return self.payloads[:, 0, layer]
 
     def values(self, layer: int) -> torch.Tensor:
         """V of one layer: [slots, BLOCK_TOKENS, kv_heads, head_dim], a view."""
-        return self._arena[:, 1, layer]
+        return self.payloads[:, 1, layer]
 
-    def payload(self, slot: int) -> torch.Tensor:
-        """One block: [2, layers, BLOCK_TOKENS, kv_heads, head_dim], a view."""
-        return self._arena[slot]
+    def sectors(self, slot: int) -> memoryview:
+        """One slot with its padding, in whole sectors: what the disk reads and writes."""
+        return self._slab.tensor[slot].numpy().data
 
     def free_slots(self) -> set[int]:
         """Slots that were used and are free again (for the integrity check)."""
-        return set(self._freed)
+        return self._slab.free_slots()

@@ -8,57 +8,62 @@ from dataclasses import dataclass
 import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.blocks.table import RAW, Residency
 from kvws.kernels.rerope import rotation_between, scatter_rotated
-from kvws.kernels.rotary import RotaryTable
+from kvws.kernels.rotary import RotaryTable, Rotation
 from kvws.tiers.device import DevicePool
 from kvws.tiers.host import HostTier
 
 
 @dataclass(frozen=True)
-class HostSlice:
-    """A slice of a block, resolved: where its tokens lie and where their K was baked.
+class HeldSlice:
+    """`length` tokens of a block from its token `offset` on; the block stays where it is."""
 
-    `first_position` is the baked position of the slice's own first token.
-    """
-
-    slot: int
+    block: Residency
     offset: int
     length: int
-    first_position: int
 
 
 @dataclass(frozen=True)
 class PageLoad:
-    """One view page to fill: its index in the view and the slices that fill it."""
+    """One view page to fill: its index in the view, the slices that fill it, and its place.
+
+    Attributes:
+        device_page: page number in the engine's pool.
+    """
 
     view_index: int
-    slices: tuple[HostSlice, ...]
+    slices: tuple[HeldSlice, ...]
+    device_page: int
 
 
 def fill_pages(
     pages: Sequence[PageLoad],
-    device_slots: torch.Tensor,
     host: HostTier,
     pool: DevicePool,
     rotary: Sequence[RotaryTable],
     layer_done: Callable[[int], None],
 ) -> None:
-    """Fill device slots layer by layer: one packed gather, one rotation and scatter per layer.
+    """Fill device pages layer by layer: one packed gather, one rotation and scatter per layer.
 
     Args:
-        pages: the pages, in the order of `device_slots`.
-        device_slots: [32 × pages] int64.
+        pages: every block in their slices has a host copy.
         host: source of the bits.
-        pool: Mutated in `device_slots`.
+        pool: Mutated in the pages' slots.
         rotary: the table of each layer.
         layer_done: called with the layer number once its K and V are in place, so that the
             forward pass follows behind the transfer (pipelined stage-in).
     """
+    if not pages:
+        for layer in range(len(rotary)):
+            layer_done(layer)
+        return
     gather = _TokenGather(pages)
-    view_pages = torch.tensor([page.view_index for page in pages])
-    targets = (view_pages[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)).flatten()
+    within = torch.arange(BLOCK_TOKENS)
+    targets = _page_tokens([page.view_index for page in pages], within)
+    device_slots = _page_tokens([page.device_page for page in pages], within)
     rotations = {
-        id(table): rotation_between(table, gather.baked_positions, targets) for table in rotary
+        id(table): _rotation(table, gather.baked_positions, targets) for table in rotary
     }
     for layer, table in enumerate(rotary):
         keys = gather(host.keys(layer))
@@ -67,27 +72,55 @@ def fill_pages(
         layer_done(layer)
 
 
+def _page_tokens(pages: Sequence[int], within: torch.Tensor) -> torch.Tensor:
+    """[32 × pages] int64: the slot of every token of pages."""
+    return (torch.tensor(pages)[:, None] * BLOCK_TOKENS + within).flatten()
+
+
+def _rotation(table: RotaryTable, baked: torch.Tensor, targets: torch.Tensor) -> Rotation:
+    """From each token's baked position, or from raw K, to its place in the view."""
+    raw = baked == RAW
+    if not raw.any():
+        return rotation_between(table, baked, targets)
+    turned = rotation_between(table, torch.where(raw, targets, baked), targets)
+    placed = rotation_between(table, None, targets)
+    column = raw.unsqueeze(1)
+    return Rotation(
+        cos=torch.where(column, placed.cos, turned.cos),
+        sin=torch.where(column, placed.sin, turned.sin),
+        interleaved=table.interleaved,
+        identity=False,
+    )
+
+
 class _TokenGather:
     """Collects the tokens of view pages from the host tier, one layer at a time.
 
     Attributes:
-        baked_positions: [tokens] int64, where the K of each gathered token was rotated to.
+        baked_positions: [tokens] int64, where the K of each gathered token was rotated to, or RAW.
     """
 
     def __init__(self, pages: Sequence[PageLoad]) -> None:
         slices = [piece for page in pages for piece in page.slices]
         lengths = torch.tensor([piece.length for piece in slices])
         self._whole_blocks = all(piece.length == BLOCK_TOKENS for piece in slices)
-        self._slots = torch.tensor([piece.slot for piece in slices])
+        self._slots = torch.tensor([_slot(piece.block) for piece in slices])
         self._token_slots = self._slots.repeat_interleave(lengths)
         self._token_offsets = _ramps([piece.offset for piece in slices], lengths)
-        self.baked_positions = _ramps([piece.first_position for piece in slices], lengths)
+        first = torch.tensor([piece.block.first_position for piece in slices])
+        first = first.repeat_interleave(lengths)
+        self.baked_positions = torch.where(first == RAW, RAW, first + self._token_offsets)
 
     def __call__(self, payload: torch.Tensor) -> torch.Tensor:
         """[slots, 32, kv_heads, head_dim] → [tokens, kv_heads, head_dim]."""
         if self._whole_blocks:
             return payload.index_select(0, self._slots).flatten(0, 1)
         return payload[self._token_slots, self._token_offsets]
+
+
+def _slot(block: Residency) -> int:
+    assert block.slot is not None, "a page is filled from a block without a host copy"
+    return block.slot
 
 
 def _ramps(starts: Sequence[int], lengths: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from kvws.blocks.table import BlockTable, Residency
 
 
 def resident(slot: int, page_hash: str = "") -> Residency:
-    return Residency(slot, first_position=32 * slot, page_hash=page_hash or f"hash {slot}")
+    return Residency(page_hash or f"hash {slot}", slot, first_position=32 * slot)
 
 
 @pytest.fixture
@@ -85,16 +85,20 @@ def test_the_first_block_of_a_page_stays_its_name(table: BlockTable) -> None:
     table.check_integrity()
 
 
-@pytest.mark.parametrize("fault", ["slot twice", "hash without block", "foreign hash", "dropped"])
+@pytest.mark.parametrize(
+    "fault", ["slot twice", "hash without block", "foreign hash", "dropped", "no copy"]
+)
 def test_integrity_catches_a_planted_fault(table: BlockTable, fault: str) -> None:
     block = table.find(("a", 1))
     assert block is not None
     if fault == "slot twice":
         block.slot = 10
     elif fault == "hash without block":
-        del table._by_id["a", 1]
+        del table._by_workspace["a"][1]
     elif fault == "foreign hash":
         block.page_hash = "other"
+    elif fault == "no copy":
+        block.slot = None
     else:
         block.dropped = True
     with pytest.raises(AssertionError):

@@ -22,5 +22,5 @@ def rig(dtype: torch.dtype) -> Rig:
     shared = rotary_table(100.0)
     tables = [shared, rotary_table(10.0), shared]
     geometry = PayloadGeometry(LAYERS, KV_HEADS, DIM, dtype)
-    host = HostTier(geometry, HOST_BLOCKS * geometry.block_bytes)
+    host = HostTier(geometry, HOST_BLOCKS * geometry.slot_bytes)
     return Rig(pool, tables, DataPlane(pool, tables, host))

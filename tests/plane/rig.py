@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import torch
 
@@ -71,7 +72,10 @@ class Rig:
         self, first_block: int, pages: list[int], *, at: int = 0, workspace: str = "w"
     ) -> list[str]:
         """One step that computes device pages `pages` at page index `at` … as new blocks."""
-        hashes = [f"{workspace} {first_block + i} at {at + i}" for i in range(len(pages))]
+        hashes = [
+            sha256(f"{workspace} {first_block + i} at {at + i}".encode()).hexdigest()
+            for i in range(len(pages))
+        ]
         step = self.open(workspace)
         self.plane.stage_out(step, hashes, torch.tensor(pages))
         self.close(step, [(h, first_block + i, at + i) for i, h in enumerate(hashes)])
@@ -88,6 +92,13 @@ class Rig:
         self.plane.check_integrity()
         return outcome
 
+    def fill_host_with_staged_pages(self, count: int) -> str:
+        """A step whose pages take `count` host slots for as long as it is open."""
+        step = self.open("other")
+        hashes = [f"staged {i} of {step}" for i in range(count)]
+        assert not self.plane.stage_out(step, hashes, torch.arange(count))
+        return step
+
     def promise(self, step: str, sources: list[PageSource]) -> list[str]:
         """Promise a view; its page names."""
         view = self.names(len(sources), step)
@@ -99,8 +110,7 @@ class Rig:
 
     def load(self, step: str, hashes: list[str], pages: list[int]) -> None:
         """Fill device pages with promised pages."""
-        slots = torch.cat([torch.arange(BLOCK_TOKENS) + BLOCK_TOKENS * page for page in pages])
-        load = self.plane.queue_load(step, hashes, slots)
+        load = self.plane.queue_load(step, hashes, pages)
         assert load is not None
         self.plane.fill([load], self.layers_done.append)
         self.plane.release_load(load)

@@ -29,7 +29,7 @@ class Desk:
         if operation == "echo":
             return arguments
         if operation == "full":
-            raise HostTierFull("no room", hint="raise --host-bytes")
+            raise HostTierFull("no room", hint="raise --host-gb")
         if operation == "integrity":
             raise AssertionError("a slot is held twice")
         if operation == "crash":
@@ -77,7 +77,7 @@ def test_an_answer_comes_back(path: Path) -> None:
 def test_a_refusal_comes_back_as_a_control_error_with_its_hint(path: Path) -> None:
     with pytest.raises(ControlError, match="full: no room") as refused:
         ask(path, "full")
-    assert refused.value.hint == "raise --host-bytes"
+    assert refused.value.hint == "raise --host-gb"
 
 
 def test_an_unknown_operation_is_refused(path: Path) -> None:

@@ -98,7 +98,7 @@ def test_several_loads_are_filled_together_and_accounted_to_their_steps(rig: Rig
     loads = []
     for step, block, page in ((first, 0, 10), (second, 1, 11)):
         (name,) = rig.promise(step, [whole_block(block)])
-        loads.append(rig.plane.queue_load(step, [name], POSITIONS + 32 * page))
+        loads.append(rig.plane.queue_load(step, [name], [page]))
     rig.plane.fill(loads, rig.layers_done.append)
     assert rig.layers_done == list(range(LAYERS))
     for load in loads:
@@ -243,9 +243,11 @@ def test_a_page_that_an_earlier_block_already_was_is_adopted_as_a_copy(rig: Rig)
 
 
 def test_a_copy_that_the_host_tier_has_no_room_for_is_reported(rig: Rig) -> None:
-    names = rig.write(0, list(range(HOST_BLOCKS)))
-    outcome = rig.close(rig.open(), [(names[0], HOST_BLOCKS, 0)])
+    (name,) = rig.write(0, [0])
+    pinned = rig.fill_host_with_staged_pages(HOST_BLOCKS - 1)
+    outcome = rig.close(rig.open(), [(name, HOST_BLOCKS, 0)])
     assert outcome.resident == [] and outcome.refused_pages == 1
+    rig.close(pinned, [])
 
 
 def test_blocks_are_a_run_without_gaps(rig: Rig) -> None:
@@ -267,8 +269,8 @@ def test_a_resident_block_is_not_replaced(rig: Rig) -> None:
     assert rig.plane.stats()["host_used_blocks"] == 1
 
 
-def test_a_full_host_tier_refuses_and_leaks_nothing(rig: Rig) -> None:
-    rig.write(0, list(range(HOST_BLOCKS - 2)))
+def test_a_host_tier_full_of_pages_in_use_refuses_and_leaks_nothing(rig: Rig) -> None:
+    pinned = rig.fill_host_with_staged_pages(HOST_BLOCKS - 2)
     step = rig.open()
     assert not rig.plane.stage_out(step, ["x", "y", "z"], torch.tensor([0, 1, 2]))
     assert rig.plane.stats()["host_used_blocks"] == HOST_BLOCKS - 2
@@ -277,8 +279,34 @@ def test_a_full_host_tier_refuses_and_leaks_nothing(rig: Rig) -> None:
     assert outcome.refused_pages == 3 and outcome.resident == [20, 21]
     assert rig.plane.stats()["refused_pages"] == 3
     assert rig.plane.stats()["host_used_blocks"] == HOST_BLOCKS
+    rig.close(pinned, [])
     rig.plane.forget("w", range(100))
     assert rig.plane.stats()["host_used_blocks"] == 0
+
+
+def test_a_full_host_tier_without_a_disk_gives_up_the_least_wanted_block(rig: Rig) -> None:
+    """Its tokens can be computed again, and its index row says when that is worth it."""
+    rig.write(0, list(range(HOST_BLOCKS)))
+    step = rig.open()
+    rig.promise(step, [whole_block(n) for n in range(HOST_BLOCKS) if n != 5])
+    rig.close(step, [])
+    rig.write(HOST_BLOCKS, [0])
+    assert rig.plane.block_payload("w", 5) is None and rig.plane.index_row("w", 5) is not None
+    assert rig.plane.block_payload("w", HOST_BLOCKS) is not None
+    assert rig.plane.stats()["lost_only_copies"] == 1
+    assert rig.plane.promise(rig.open(), [("p", whole_block(5))]) == [5], "it is missing, not lost"
+
+
+def test_a_block_that_is_being_loaded_is_not_given_up(rig: Rig) -> None:
+    rig.write(0, list(range(HOST_BLOCKS)))
+    step = rig.open()
+    names = rig.promise(step, [whole_block(0)])
+    load = rig.plane.queue_load(step, names, [20])
+    assert load is not None
+    for block in range(HOST_BLOCKS, 2 * HOST_BLOCKS - 1):
+        rig.write(block, [1])
+    assert rig.plane.block_payload("w", 0) is not None
+    rig.plane.release_load(load)
 
 
 # ---- losing and forgetting -------------------------------------------------------------------
@@ -290,8 +318,8 @@ def test_a_load_of_bytes_that_are_gone_is_not_queued(rig: Rig) -> None:
     names = rig.promise(step, [whole_block(0), whole_block(1)])
     rig.plane.forget("w", [1])
     assert rig.plane.granted_pages(names) == 2, "a promised page must be granted, then fail"
-    assert rig.plane.queue_load(step, names, torch.arange(64)) is None
-    assert rig.plane.queue_load(step, ["other"], torch.arange(32)) is None
+    assert rig.plane.queue_load(step, names, [0, 1]) is None
+    assert rig.plane.queue_load(step, ["other"], [0]) is None
     rig.plane.forget("w", [0])
     assert rig.plane.stats()["host_used_blocks"] == 0, "a refused load keeps a pin"
 
@@ -301,7 +329,7 @@ def test_forgetting_during_a_load_keeps_the_bytes_until_it_is_released(rig: Rig)
     rig.write(0, [0])
     step = rig.open()
     names = rig.promise(step, [whole_block(0), whole_block(0)])
-    load = rig.plane.queue_load(step, names, torch.arange(64) + 320)
+    load = rig.plane.queue_load(step, names, [10, 11])
     assert load is not None
     assert rig.plane.forget("w", [0]) == 1
     assert rig.plane.stats()["blocks"] == 0 and rig.plane.stats()["host_used_blocks"] == 1
@@ -318,7 +346,7 @@ def test_forgetting_during_a_load_keeps_the_bytes_until_it_is_released(rig: Rig)
 def test_a_failed_load_is_counted_and_unpinned(rig: Rig) -> None:
     rig.write(0, [0])
     step = rig.open()
-    load = rig.plane.queue_load(step, rig.promise(step, [whole_block(0)]), torch.arange(32))
+    load = rig.plane.queue_load(step, rig.promise(step, [whole_block(0)]), [0])
     assert load is not None
     rig.plane.release_load(load, failed=True)
     assert rig.plane.stats()["failed_loads"] == 1
@@ -376,13 +404,13 @@ def test_two_steps_that_name_the_same_block_at_once_keep_one(rig: Rig) -> None:
     for step in steps:
         rig.plane.stage_out(step, [f"of {step}"], torch.tensor([0]))
     both_inside = threading.Barrier(2, timeout=5)
-    means = rig.plane._block_means
+    means = rig.plane._adoption._block_means
 
     def wait_for_the_other(blocks: list[object]) -> list[torch.Tensor]:
         both_inside.wait()
         return means(blocks)  # type: ignore[arg-type]
 
-    rig.plane._block_means = wait_for_the_other  # type: ignore[method-assign]
+    rig.plane._adoption._block_means = wait_for_the_other  # type: ignore[method-assign]
     results: list[object] = []
 
     def close(step: str) -> None:

@@ -20,7 +20,7 @@ def filled(rows: torch.Tensor, blocks: list[int] | None = None) -> MeanKIndex:
     """An index with rows [blocks, layers, kv_heads, dim], those of `blocks` written."""
     index = MeanKIndex(LAYERS, KV_HEADS, DIM)
     for block in blocks if blocks is not None else range(len(rows)):
-        index.write(block, rows[block])
+        index.write([block], rows[block].unsqueeze(0))
     return index
 
 
@@ -86,7 +86,7 @@ def test_a_row_is_absent_until_it_is_written() -> None:
 def test_a_row_can_be_written_again() -> None:
     rows = torch.randn(2, LAYERS, KV_HEADS, DIM)
     index = filled(rows)
-    index.write(0, rows[1])
+    index.write([0], rows[1].unsqueeze(0))
     read = index.read(0)
     assert read is not None and torch.equal(read, rows[1]) and index.rows == 2
 
@@ -118,5 +118,5 @@ def test_the_index_grows_by_tiles() -> None:
     index = filled(torch.randn(1, LAYERS, KV_HEADS, DIM))
     tile_bytes = LAYERS * KV_HEADS * TILE_BLOCKS * DIM * 4
     assert index.nbytes == tile_bytes
-    index.write(2 * TILE_BLOCKS, torch.zeros(LAYERS, KV_HEADS, DIM))
+    index.write([2 * TILE_BLOCKS], torch.zeros(1, LAYERS, KV_HEADS, DIM))
     assert index.nbytes == 3 * tile_bytes

@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -30,6 +31,10 @@ from kvws.engine.protocol import Chunk, ClosedStep, GenerateRequest, Scores
 from kvws.engine.tap import QueryTap
 from kvws.errors import EngineError, LoadFailed
 from kvws.kernels.rotary import RotaryTable
+from kvws.store.storage import Storage
+from kvws.tiers.budget import DiskBudget
+from kvws.tiers.codec import make_codec
+from kvws.tiers.disk import DiskTier
 from kvws.tiers.host import HostTier, PayloadGeometry
 
 LAYERS, QUERY_HEADS, DIM = 2, 2, 8
@@ -125,7 +130,18 @@ class SimulatedEngine:
         device_pages: int = 64,
         host_blocks: int = 1000,
         chunk_tokens: int = 64,
+        storage: Storage | None = None,
+        disk_format: str = "exact",
     ) -> None:
+        """`storage`: the disk below the host tier; it outlives the engine."""
+        self._arguments = {
+            "context_tokens": context_tokens,
+            "device_pages": device_pages,
+            "host_blocks": host_blocks,
+            "chunk_tokens": chunk_tokens,
+            "storage": storage,
+            "disk_format": disk_format,
+        }
         angle = torch.arange(4096, dtype=torch.float64).unsqueeze(1) * 100.0 ** (
             -torch.arange(0, DIM, 2, dtype=torch.float64) / DIM
         )
@@ -134,11 +150,28 @@ class SimulatedEngine:
         slots = (device_pages * BLOCK_TOKENS, 1, DIM)
         self.k_buffer = [torch.full(slots, torch.nan) for _ in range(LAYERS)]
         self.v_buffer = [torch.full(slots, torch.nan) for _ in range(LAYERS)]
-        self.host = HostTier(GEOMETRY, host_blocks * GEOMETRY.block_bytes)
-        self.plane = DataPlane(self, [table] * LAYERS, self.host)
+        self.host = HostTier(GEOMETRY, host_blocks * GEOMETRY.slot_bytes)
+        tables = [table] * LAYERS
+        self.disk = (
+            DiskTier(
+                self.host,
+                make_codec(disk_format, GEOMETRY, tables),
+                DiskBudget(1 << 30, Path("/nowhere"), rank=0),
+                storage,
+                rank=0,
+            )
+            if storage is not None
+            else None
+        )
+        self.plane = DataPlane(self, tables, self.host, self.disk)
         self.tap = QueryTap()
         self._operations = Operations(
-            self.plane, self.tap, [table] * LAYERS, SimpleNamespace(size=slots[0]), rank=0
+            self.plane,
+            self.tap,
+            tables,
+            SimpleNamespace(size=slots[0]),
+            rank=0,
+            weights="simulated",
         )
         self._context_tokens = context_tokens
         self._chunk_tokens = chunk_tokens
@@ -200,6 +233,18 @@ class SimulatedEngine:
 
     async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
         self.plane.forget(workspace, blocks)
+
+    async def attach(self, workspace: str, directory: str) -> frozenset[int]:
+        return frozenset(await self._control("attach", workspace=workspace, directory=directory))
+
+    async def unsaved_blocks(self, workspace: str) -> int:
+        return await self._control("unsaved_blocks", workspace=workspace)
+
+    async def look_ahead(self, workspace: str, blocks: Sequence[int]) -> None:
+        await self._control("look_ahead", workspace=workspace, numbers=list(blocks))
+
+    async def drop_workspace(self, workspace: str) -> None:
+        await self._control("drop_workspace", workspace=workspace)
 
     async def watch_queries(self, rid: str, first_position: int) -> None:
         await self._control("watch", rid=rid, first_position=first_position)
@@ -266,6 +311,15 @@ class SimulatedEngine:
         """Lose the bytes of blocks."""
         self.plane.forget(workspace, blocks)
 
+    def restarted(self, **changes: Any) -> SimulatedEngine:
+        """A new engine on the same disk, after this one was killed. It knows what this one
+        computed, so that it can tell whether a view is right."""
+        self.plane.close()
+        heir = SimulatedEngine(**{**self._arguments, **changes})
+        heir._truth, heir._versions = self._truth, self._versions
+        heir._computed, heir._poison = self._computed, self._poison
+        return heir
+
     def flush_device_cache(self) -> None:
         """Empty the tree; what requests hold stays."""
         while self._evict_one():
@@ -290,7 +344,8 @@ class SimulatedEngine:
         self.plane.check_integrity()
         stats = self.plane.stats()
         assert stats["open_steps"] == 0
-        assert stats["host_used_bytes"] == stats["blocks"] * GEOMETRY.block_bytes
+        if self.disk is None:
+            assert stats["host_used_bytes"] == stats["blocks"] * GEOMETRY.block_bytes
 
     def check_blocks(self, workspace: str) -> None:
         """Every resident block has the bits it was computed with."""
@@ -338,10 +393,9 @@ class SimulatedEngine:
     async def _load(self, run: _Run, hashes: list[str]) -> None:
         request = run.request
         run.own = self._allocate(len(hashes))
-        slots = torch.cat([_slots(page) for page in run.own])
         if self.faults.before_load is not None:
             self.faults.before_load(request)
-        load = self.plane.queue_load(request.rid.rpartition(".")[0], hashes, slots)
+        load = self.plane.queue_load(request.rid.rpartition(".")[0], hashes, run.own)
         if load is None:
             raise LoadFailed("a promised page lost its bytes before it was loaded")
         failed = self.faults.fail_loads > 0

@@ -41,14 +41,14 @@ def test_capacity_is_rounded_down_to_whole_blocks() -> None:
 def test_a_tier_of_less_than_a_block_is_a_configuration_error(capacity: int) -> None:
     with pytest.raises(ConfigError, match=f"{capacity} bytes holds no block") as refused:
         HostTier(SMALL, capacity)
-    assert "--host-bytes" in refused.value.hint
+    assert "--host-gb" in refused.value.hint
 
 
 def test_a_block_is_one_contiguous_payload_seen_by_layer() -> None:
     host = tier(4)
     payload = torch.randn(2, 2, 32, 1, 8)
-    host.payload(2).copy_(payload)
-    assert host.payload(2).is_contiguous()
+    host.payloads[2].copy_(payload)
+    assert host.payloads[2].is_contiguous()
     for layer in range(2):
         assert torch.equal(host.keys(layer)[2], payload[0, layer])
         assert torch.equal(host.values(layer)[2], payload[1, layer])
@@ -59,7 +59,7 @@ def test_allocation_is_all_or_none() -> None:
     taken = host.allocate(3)
     with pytest.raises(HostTierFull, match="has 1 free, 2 are needed") as full:
         host.allocate(2)
-    assert "--host-bytes" in full.value.hint and full.value.http_status == 503
+    assert "--host-gb" in full.value.hint and full.value.http_status == 503
     assert host.used_blocks == 3
     assert {*taken, *host.allocate(1)} == {0, 1, 2, 3}
     assert host.used_bytes == 4 * SMALL.block_bytes

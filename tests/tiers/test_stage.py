@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from kvws.blocks.table import Residency
 from kvws.kernels.rotary import RotaryTable
 from kvws.tiers.device import paged
 from kvws.tiers.host import HostTier, PayloadGeometry
-from kvws.tiers.stage_in import HostSlice, PageLoad, fill_pages
+from kvws.tiers.stage_in import HeldSlice, PageLoad, fill_pages
 from kvws.tiers.stage_out import copy_out
 
 LAYERS, HEADS, DIM, PAGES = 3, 2, 8, 6
@@ -54,40 +55,46 @@ def seed() -> None:
 def test_pages_are_copied_out_bit_by_bit(dtype: torch.dtype) -> None:
     pool = random_pool(dtype)
     geometry = PayloadGeometry(LAYERS, HEADS, DIM, dtype)
-    host = HostTier(geometry, 8 * geometry.block_bytes)
+    host = HostTier(geometry, 8 * geometry.slot_bytes)
     copy_out(pool, torch.tensor([4, 1]), host, torch.tensor([6, 2]))
     for slot, page in ((6, 4), (2, 1)):
         for layer in range(LAYERS):
-            assert torch.equal(host.payload(slot)[0, layer], paged(pool.k_buffer[layer])[page])
-            assert torch.equal(host.payload(slot)[1, layer], paged(pool.v_buffer[layer])[page])
+            assert torch.equal(host.payloads[slot][0, layer], paged(pool.k_buffer[layer])[page])
+            assert torch.equal(host.payloads[slot][1, layer], paged(pool.v_buffer[layer])[page])
 
 
 def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
     """Keys turn from their baked positions to those of the page; values keep their bits."""
     geometry = PayloadGeometry(LAYERS, HEADS, DIM, torch.float32)
-    host = HostTier(geometry, 4 * geometry.block_bytes)
+    host = HostTier(geometry, 4 * geometry.slot_bytes)
     for slot in range(4):
-        host.payload(slot).normal_()
+        host.payloads[slot].normal_()
     pool = random_pool(torch.float32)
     tables = [rotary_table(), rotary_table(10.0), rotary_table()]
+    blocks = {slot: Residency("", slot, first) for slot, first in ((3, 100), (0, 64), (1, 64))}
     pages = [
-        PageLoad(9, (HostSlice(3, 5, 1, 105), HostSlice(0, 0, 30, 64), HostSlice(3, 31, 1, 131))),
-        PageLoad(2, (HostSlice(1, 0, 32, 64),)),
+        PageLoad(
+            9,
+            (HeldSlice(blocks[3], 5, 1), HeldSlice(blocks[0], 0, 30), HeldSlice(blocks[3], 31, 1)),
+            device_page=3,
+        ),
+        PageLoad(2, (HeldSlice(blocks[1], 0, 32),), device_page=0),
     ]
     slots = torch.cat([torch.arange(96, 128), torch.arange(0, 32)])
     untouched = torch.arange(128, PAGES * 32)
     before = [buffer[untouched].clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
     order: list[int] = []
-    fill_pages(pages, slots, host, pool, tables, order.append)
+    fill_pages(pages, host, pool, tables, order.append)
 
     row = 0
     for page in pages:
         position = 32 * page.view_index
         for piece in page.slices:
             for i in range(piece.length):
-                source, at = host.payload(piece.slot)[:, :, piece.offset + i], slots[row]
+                source, at = host.payloads[piece.block.slot][:, :, piece.offset + i], slots[row]
                 for layer, table in enumerate(tables):
-                    expected = moved(source[0, layer], table, piece.first_position + i, position)
+                    baked = piece.block.first_position + piece.offset + i
+                    expected = moved(source[0, layer], table, baked, position)
                     got = pool.k_buffer[layer][at].double()
                     torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
                     assert torch.equal(pool.v_buffer[layer][at], source[1, layer])
@@ -100,11 +107,11 @@ def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_page_back_at_its_own_place_keeps_its_bits(dtype: torch.dtype) -> None:
     geometry = PayloadGeometry(LAYERS, HEADS, DIM, dtype)
-    host = HostTier(geometry, geometry.block_bytes)
-    host.payload(0).normal_()
+    host = HostTier(geometry, geometry.slot_bytes)
+    host.payloads[0].normal_()
     pool = random_pool(dtype)
-    page = PageLoad(5, (HostSlice(0, 0, 32, 160),))
-    fill_pages([page], torch.arange(32), host, pool, [rotary_table()] * LAYERS, lambda _: None)
+    page = PageLoad(5, (HeldSlice(Residency("", 0, 160), 0, 32),), device_page=0)
+    fill_pages([page], host, pool, [rotary_table()] * LAYERS, lambda _: None)
     for layer in range(LAYERS):
-        assert torch.equal(pool.k_buffer[layer][:32], host.payload(0)[0, layer])
-        assert torch.equal(pool.v_buffer[layer][:32], host.payload(0)[1, layer])
+        assert torch.equal(pool.k_buffer[layer][:32], host.payloads[0][0, layer])
+        assert torch.equal(pool.v_buffer[layer][:32], host.payloads[0][1, layer])

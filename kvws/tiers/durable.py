@@ -1,0 +1,113 @@
+"""The disk tier at work beside a repository: one writer, several readers, restored workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from kvws.blocks.table import RAW, BlockId, Residency
+from kvws.errors import ControlError
+from kvws.tiers.disk import DiskTier
+from kvws.tiers.lift import Lifter
+from kvws.tiers.repository import Repository, importance_of
+from kvws.tiers.write_behind import WriteBehind
+
+_ROWS_AT_ONCE = 512
+
+
+class DurableBlocks:
+    """Keeps a repository's blocks on disk, and brings them back."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        disk: DiskTier,
+        *,
+        on_thread_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_thread_start`: called first on every thread of its own."""
+        self.disk = disk
+        self.writer = WriteBehind(repository, disk)
+        self.lifter = Lifter(repository, disk, on_thread_start=on_thread_start)
+        self._repository = repository
+        repository.only_copies_may_go = lambda: self.writer.paused_because is not None
+        self.writer.start(on_thread_start)
+
+    @property
+    def writing(self) -> bool:
+        """Unsaved blocks are on their way to the disk."""
+        return self.writer.paused_because is None and self.writer.backlog_blocks > 0
+
+    @property
+    def backlogged(self) -> bool:
+        """Unsaved blocks fill so much of the host tier that new ones should wait."""
+        limit = self._repository.host.capacity_blocks // 4
+        return self.writing and self.writer.backlog_blocks > limit
+
+    def save(self, block: BlockId, entry: Residency, row: torch.Tensor) -> None:
+        """Queue a new block of an attached workspace for the disk. The repository's lock is held.
+
+        Args:
+            row: its index row [layers, kv_heads, head_dim] float32, contiguous.
+        """
+        if self.disk.store_of(block[0]) is not None:
+            self.writer.enqueue(block, entry, row)
+
+    def attach(self, workspace: str, directory: Path) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Open a workspace's store and enter its blocks, which have no host copy yet.
+
+        Yields:
+            (block numbers, their index rows [blocks, layers, kv_heads, head_dim] float32), part
+            by part. A block whose row is damaged is not entered.
+
+        Raises:
+            StoreError: it belongs to another model or layout, or cannot be read.
+            ControlError: blocks of the workspace are here already.
+        """
+        if self._repository.table.blocks_of(workspace):
+            raise ControlError(f"workspace {workspace} is attached after its first blocks")
+        store = self.disk.attach(workspace, directory)
+        numbers: list[int] = []
+        rows = bytearray()
+        for number, row in store.read_rows():
+            numbers.append(number)
+            rows += row
+            if len(numbers) == _ROWS_AT_ONCE:
+                yield numbers, self._enter(workspace, numbers, rows)
+                numbers, rows = [], bytearray()
+        if numbers:
+            yield numbers, self._enter(workspace, numbers, rows)
+
+    def _enter(self, workspace: str, numbers: list[int], rows: bytearray) -> torch.Tensor:
+        """Enter stored blocks into the repository. Returns their rows as a tensor."""
+        shape = self._repository.host.geometry
+        means = torch.frombuffer(rows, dtype=torch.float32)
+        means = means.view(len(numbers), shape.layers, shape.kv_heads, shape.head_dim)
+        norms = importance_of(means)
+        with self._repository.lock:
+            for number, norm in zip(numbers, norms, strict=True):
+                entry = Residency("", None, RAW, importance=norm, stored=True)
+                self._repository.add((workspace, number), entry)
+        return means
+
+    def detach(self, workspace: str) -> None:
+        self.disk.detach(workspace)
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "disk_used_bytes": self.disk.budget.used_bytes,
+            "disk_written_blocks": self.writer.written_blocks,
+            "disk_failed_writes": self.writer.failed_writes,
+            "disk_paused": self.writer.paused_because is not None,
+            "disk_backlog_blocks": self.writer.backlog_blocks,
+            "lifted_blocks": self.lifter.lifted_blocks,
+            "unreadable_blocks": self.lifter.lost_blocks,
+        }
+
+    def close(self) -> None:
+        """Write what is queued, end all threads, close all stores."""
+        self.writer.close()
+        self.lifter.close()
+        self.disk.close()

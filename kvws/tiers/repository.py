@@ -1,0 +1,152 @@
+"""The repository view of one rank: every block's valid copies, and which host copy to give up.
+
+A block enters with a host copy. With a disk tier it becomes *stored* a little later; from then on
+its host copy may be given up at no cost, and comes back from disk when a view needs it. Without
+one, or while the disk is in trouble, a full host tier gives up the only copy of the least wanted
+block: its tokens and its index row remain, and it is computed again if it is selected.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from kvws.blocks.table import BlockId, BlockTable, Residency
+from kvws.tiers.host import HostTier
+from kvws.tiers.policy import EvictionPolicy
+
+HALF_LIFE_STEPS = 64.0
+"""After so many steps a retrieval counts half when the host tier chooses what to give up."""
+
+
+def importance_of(rows: torch.Tensor) -> list[float]:
+    """Norm of each block's mean raw K. rows: [blocks, layers, kv_heads, head_dim]."""
+    return [float(square) ** 0.5 for square in rows.square().flatten(1).sum(dim=1)]
+
+
+class Repository:
+    """Block table, host slots and eviction order. Every method needs `lock` (re-entrant)."""
+
+    def __init__(self, host: HostTier) -> None:
+        self.lock = threading.RLock()
+        self.host = host
+        self.table = BlockTable()
+        self.only_copies_may_go: Callable[[], bool] = lambda: True
+        """Whether unsaved blocks are not, or no longer, on their way to the disk."""
+        self.in_transit: set[int] = set()
+        """Host slots that blocks are being read into."""
+        self.evicted_blocks = 0
+        self.lost_only_copies = 0
+        self._stored = EvictionPolicy[BlockId](half_life_steps=HALF_LIFE_STEPS)
+        self._unsaved = EvictionPolicy[BlockId](half_life_steps=HALF_LIFE_STEPS)
+        self._step = 0.0
+
+    # ---- host slots --------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> list[int]:
+        """Take host slots, all or none, giving up host copies where needed.
+
+        Raises:
+            HostTierFull: too many blocks are in use, or on their way to the disk.
+        """
+        short = count - self.host.free_blocks
+        if short > 0:
+            short -= self._give_up(self._stored, short)
+        if short > 0 and self.only_copies_may_go():
+            self._give_up(self._unsaved, short)
+        return self.host.allocate(count)
+
+    def _give_up(self, policy: EvictionPolicy[BlockId], count: int) -> int:
+        """Free slots of the least wanted blocks that nobody is reading. Returns how many."""
+        victims = policy.pick(count, lambda block: self._entry(block).pins == 0)
+        for block in victims:
+            entry = self._entry(block)
+            assert entry.slot is not None
+            self.host.free([entry.slot])
+            if entry.stored:
+                entry.slot = None
+                self.evicted_blocks += 1
+            else:
+                self.table.drop(block)
+                self.lost_only_copies += 1
+        return len(victims)
+
+    def _entry(self, block: BlockId) -> Residency:
+        entry = self.table.find(block)
+        assert entry is not None, f"block {block} is in the eviction order but not in the table"
+        return entry
+
+    # ---- blocks ------------------------------------------------------------------------------
+
+    def add(self, block: BlockId, entry: Residency) -> None:
+        """Enter a finished block."""
+        self.table.add(block, entry)
+        if entry.slot is not None:
+            policy = self._stored if entry.stored else self._unsaved
+            policy.admit(block, importance=entry.importance, now=self._step)
+
+    def retrieve(self, blocks: Iterable[BlockId]) -> None:
+        """A step selected these blocks: they are worth keeping."""
+        self._step += 1.0
+        for block in blocks:
+            for policy in (self._stored, self._unsaved):
+                if block in policy:
+                    policy.touch(block, now=self._step)
+
+    def mark_stored(self, block: BlockId, entry: Residency) -> None:
+        """A durable copy exists: the host copy may go from now on."""
+        entry.stored = True
+        if block in self._unsaved:
+            history = self._unsaved.remove(block)
+            self._stored.admit(
+                block, importance=entry.importance, now=self._step, history=history
+            )
+
+    def place(self, block: BlockId, entry: Residency, slot: int, first_position: int) -> None:
+        """A host copy of a stored block was read into `slot`, which was in transit."""
+        assert entry.stored and entry.slot is None
+        self.in_transit.remove(slot)
+        entry.slot, entry.first_position = slot, first_position
+        self._stored.admit(block, importance=entry.importance, now=self._step)
+
+    def drop(self, block: BlockId) -> None:
+        """Forget a block; its slot is freed when the last reader is done."""
+        for policy in (self._stored, self._unsaved):
+            if block in policy:
+                policy.remove(block)
+        slot = self.table.drop(block)
+        if slot is not None:
+            self.host.free([slot])
+
+    def unpin(self, entries: Sequence[Residency]) -> None:
+        freed = [slot for entry in entries if (slot := self.table.unpin(entry)) is not None]
+        self.host.free(freed)
+
+    # ---- observation -------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "blocks": len(self.table),
+            "host_used_blocks": self.host.used_blocks,
+            "host_used_bytes": self.host.used_bytes,
+            "evicted_blocks": self.evicted_blocks,
+            "lost_only_copies": self.lost_only_copies,
+        }
+
+    def check_integrity(self, staged_slots: Sequence[int]) -> None:
+        """used host slots = slots of the table + of open steps + in transit, none of them free;
+        the eviction order has exactly the blocks with a host copy, by whether they are stored."""
+        self.table.check_integrity()
+        held = [*self.table.slots(), *staged_slots, *self.in_transit]
+        assert len(held) == len(set(held)), "a host slot is held twice"
+        assert len(held) == self.host.used_blocks, (
+            f"{self.host.used_blocks} host slots in use, {len(held)} accounted for"
+        )
+        assert not set(held) & self.host.free_slots(), "a held host slot is on the free list"
+        for block, entry in self.table:
+            held_here = entry.slot is not None
+            orders = (block in self._unsaved, block in self._stored)
+            expected = (held_here and not entry.stored, held_here and entry.stored)
+            assert orders == expected, f"block {block} is in the wrong eviction order"

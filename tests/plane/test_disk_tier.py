@@ -1,0 +1,332 @@
+"""The data plane over a real disk: blocks leave the host, come back, and outlive the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvws.blocks.page import PageSource, Slice, whole_block
+from kvws.engine.data_plane import DataPlane
+from kvws.errors import DiskTierFull, LoadFailed
+from kvws.store.posix import PosixStorage
+from kvws.tiers import write_behind
+from kvws.tiers.budget import DiskBudget
+from kvws.tiers.codec import make_codec
+from kvws.tiers.disk import DiskTier, UnsavedBlock
+from kvws.tiers.host import HostTier, PayloadGeometry
+from tests.plane.rig import DIM, KV_HEADS, LAYERS, Pool, Rig, rotary_table
+
+HOST_BLOCKS = 6
+
+
+class DiskRig(Rig):
+    """A rig whose plane has a disk tier in a folder; `restart` kills and reopens it."""
+
+    def __init__(self, folder: Path, *, disk_format: str = "exact") -> None:
+        table, other = rotary_table(100.0), rotary_table(10.0)
+        super().__init__(Pool.random(torch.float32), [table, other, table], plane=None)  # type: ignore[arg-type]
+        self.folder = folder
+        self.disk_format = disk_format
+        self.held: list[int] = []
+        self.start()
+
+    def start(self) -> None:
+        geometry = PayloadGeometry(LAYERS, KV_HEADS, DIM, torch.float32)
+        host = HostTier(geometry, HOST_BLOCKS * geometry.slot_bytes)
+        self.disk = DiskTier(
+            host,
+            make_codec(self.disk_format, geometry, self.tables),
+            DiskBudget(1 << 30, self.folder, rank=0),
+            PosixStorage(self.folder),
+            rank=0,
+        )
+        self.plane = DataPlane(self.pool, self.tables, host, self.disk)
+        self.held = self.plane.attach("w", str(self.folder))
+
+    def restart(self) -> None:
+        self.plane.close()
+        self.start()
+
+    def write_pages(self, first_block: int, pages: list[int], *, at: int) -> torch.Tensor:
+        """Blocks made of device pages, and their payloads as they were computed."""
+        originals = torch.stack([self.pool.page(page) for page in pages])
+        self.write(first_block, pages, at=at)
+        return originals
+
+    def until_saved(self) -> None:
+        eventually(lambda: self.plane.unsaved_blocks("w") == 0)
+
+    def view(self, sources: list[PageSource], pages: list[int]) -> None:
+        """One step that loads a view into device pages."""
+        step = self.open()
+        self.load(step, self.promise(step, sources), pages)
+        self.close(step, [])
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[DiskRig]:
+    torch.manual_seed(11)
+    rig = DiskRig(tmp_path)
+    yield rig
+    rig.plane.close()
+
+
+def assert_placed(rig: Rig, page: int, original: torch.Tensor) -> None:
+    """A device page holds an original bit for bit: it lies where it was computed."""
+    assert torch.equal(rig.pool.page(page), original)
+
+
+def test_a_workspace_outgrows_the_host_tier(rig: DiskRig) -> None:
+    """18 blocks through 6 host slots: every one comes back bit for bit, in any order."""
+    originals: list[torch.Tensor] = []
+    for block in range(18):
+        originals += rig.write_pages(block, [block % 16], at=block)
+        rig.until_saved()
+    assert rig.plane.stats()["evicted_blocks"] == 12
+    assert rig.plane.stats()["lost_only_copies"] == 0
+    for block in torch.randperm(18).tolist():
+        for page in (16, 17):
+            rig.pool.k_buffer[0][page * 32 : page * 32 + 64].zero_()
+        other = (block + 7) % 18
+        names_at = {block: whole_block(block)}
+        step = rig.open()
+        sources = [whole_block(other)] * block + [names_at[block]]
+        names = rig.promise(step, sources)
+        rig.load(step, names[-1:], [16])
+        assert_placed(rig, 16, originals[block])
+        rig.close(step, [])
+
+
+def test_blocks_of_a_killed_process_are_served_after_a_restart(rig: DiskRig) -> None:
+    originals = rig.write_pages(0, [0, 1, 2, 3], at=0)
+    rows = [rig.plane.index_row("w", block) for block in range(4)]
+    rig.until_saved()
+    rig.restart()
+    assert rig.held == [0, 1, 2, 3]
+    assert rig.plane.stats()["host_used_blocks"] == 0, "opening reads no payloads"
+    for block in range(4):
+        assert torch.equal(rig.plane.index_row("w", block), rows[block])
+    rig.view([whole_block(block) for block in range(4)], [20, 21, 22, 23])
+    for block in range(4):
+        assert_placed(rig, 20 + block, originals[block])
+    assert rig.plane.stats()["lifted_blocks"] == 4
+
+
+def test_slices_of_blocks_from_disk_and_host_fill_one_page(rig: DiskRig) -> None:
+    """One page half from disk, half from host equals the same page with both on the host."""
+    rig.write_pages(0, [0], at=0)
+    rig.write_pages(1, [1], at=3)
+    rig.until_saved()
+    source = (Slice(0, 0, 16), Slice(1, 16, 16))
+    rig.view([source], [20])
+    expected = rig.pool.page(20)
+    rig.restart()
+    rig.view([whole_block(1)], [22])
+    assert rig.plane.block_payload("w", 0) is None and rig.plane.block_payload("w", 1) is not None
+    rig.view([source], [21])
+    assert torch.equal(rig.pool.page(21), expected)
+
+
+def test_adjacent_blocks_are_read_together(rig: DiskRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.write_pages(0, [0, 1, 2, 3], at=0)
+    rig.until_saved()
+    rig.restart()
+    runs: list[tuple[int, ...]] = []
+    read = rig.disk.read
+
+    def noted(workspace: str, run: tuple[int, ...], slots: tuple[int, ...]) -> None:
+        runs.append(tuple(run))
+        read(workspace, run, slots)
+
+    monkeypatch.setattr(rig.disk, "read", noted)
+    rig.view([whole_block(2), whole_block(0), whole_block(1)], [20, 21, 22])
+    assert sorted(map(sorted, runs)) == [[0, 1, 2]]
+
+
+def test_only_what_has_no_host_copy_is_read(rig: DiskRig) -> None:
+    rig.write_pages(0, [0, 1, 2, 3], at=0)
+    rig.until_saved()
+    rig.restart()
+    rig.view([whole_block(0), whole_block(1)], [20, 21])
+    rig.view([whole_block(0), whole_block(1), whole_block(2)], [20, 21, 22])
+    assert rig.plane.stats()["lifted_blocks"] == 3
+
+
+def test_a_damaged_block_is_missing_and_never_served(rig: DiskRig, tmp_path: Path) -> None:
+    originals = rig.write_pages(0, [0, 1, 2], at=0)
+    rig.until_saved()
+    place = rig.disk.store_of("w").find(1)  # type: ignore[union-attr]
+    rig.plane.close()
+    (segment,) = (tmp_path / "rank-0").glob("segment-*")
+    with segment.open("r+b") as file:
+        file.seek(place.slot * (rig.disk.shape.payload_bytes + 4096) + 77)  # type: ignore[union-attr]
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    rig.start()
+    step = rig.open()
+    names = rig.promise(step, [whole_block(0), whole_block(1), whole_block(2)])
+    load = rig.plane.queue_load(step, names, [20, 21, 22])
+    assert load is not None
+    with pytest.raises(LoadFailed):
+        rig.plane.fill([load], rig.layers_done.append)
+    rig.plane.release_load(load, failed=True)
+    assert rig.plane.promise(step, [("again", whole_block(1))]) == [1], "it is to be recomputed"
+    rig.close(step, [])
+    rig.write(1, [1], at=1)
+    rig.until_saved()
+    rig.restart()
+    rig.view([whole_block(0), whole_block(1), whole_block(2)], [20, 21, 22])
+    for block in range(3):
+        assert_placed(rig, 20 + block, originals[block])
+
+
+def test_a_disk_in_trouble_pauses_and_recovers_by_itself(
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session goes on from the host tier; what it had to give up is computed again."""
+    monkeypatch.setattr(write_behind, "FIRST_RETRY_S", 0.02)
+    write = rig.disk.write
+    in_trouble = True
+
+    def failing(workspace: str, blocks: list[UnsavedBlock]) -> None:
+        if in_trouble:
+            raise OSError(28, "No space left on device")
+        write(workspace, blocks)
+
+    monkeypatch.setattr(rig.disk, "write", failing)
+    rig.write_pages(0, [0, 1, 2, 3], at=0)
+    eventually(lambda: rig.plane.stats()["disk_paused"] == 1)
+    assert not rig.plane.backlogged(), "nobody waits for a disk in trouble"
+    rig.write_pages(4, [4, 5, 6, 7], at=4)
+    assert rig.plane.stats()["lost_only_copies"] == 2
+    eventually(lambda: rig.plane.stats()["disk_failed_writes"] > 2)
+    in_trouble = False
+    rig.until_saved()
+    assert rig.plane.stats()["disk_paused"] == 0
+    assert sum("paused" in record.message for record in caplog.records) == 1
+    assert sum("again" in record.message for record in caplog.records) == 1
+    rig.restart()
+    assert len(rig.held) == 6
+
+
+def test_a_disk_that_lags_is_waited_for_before_new_blocks_are_made(
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it writes, no unsaved block is given up: a full host tier refuses instead."""
+    write, stuck = rig.disk.write, True
+
+    def slow(workspace: str, blocks: list[UnsavedBlock]) -> None:
+        while stuck:
+            time.sleep(0.005)
+        write(workspace, blocks)
+
+    monkeypatch.setattr(rig.disk, "write", slow)
+    rig.write_pages(0, [0, 1, 2, 3, 4, 5], at=0)
+    assert rig.plane.backlogged()
+    step = rig.open()
+    assert not rig.plane.stage_out(step, ["78" * 32], torch.tensor([9]))
+    assert rig.plane.stats()["refused_pages"] == 0 and rig.plane.stats()["lost_only_copies"] == 0
+    stuck = False
+    rig.until_saved()
+    assert not rig.plane.backlogged()
+    rig.plane.stage_out(step, ["78" * 32], torch.tensor([9]))
+    assert rig.close(step, [("78" * 32, 6, 6)]).resident == [6]
+
+
+def test_forgotten_blocks_stay_forgotten_after_a_restart(rig: DiskRig) -> None:
+    rig.write_pages(0, [0, 1, 2], at=0)
+    rig.until_saved()
+    rig.plane.forget("w", [1])
+    rig.restart()
+    assert rig.held == [0, 2]
+
+
+def test_a_block_forgotten_while_it_is_written_stays_forgotten(
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = rig.disk.write
+
+    def forgetting(workspace: str, blocks: list[UnsavedBlock]) -> None:
+        rig.plane.forget("w", [0])
+        write(workspace, blocks)
+
+    monkeypatch.setattr(rig.disk, "write", forgetting)
+    rig.write_pages(0, [0], at=0)
+    rig.until_saved()
+    eventually(lambda: rig.plane.stats()["host_used_blocks"] == 0)
+    monkeypatch.undo()
+    rig.restart()
+    assert rig.held == []
+
+
+def test_near_misses_are_brought_up_ahead_of_need(rig: DiskRig) -> None:
+    rig.write_pages(0, [0, 1, 2, 3], at=0)
+    rig.until_saved()
+    rig.restart()
+    assert rig.plane.look_ahead("w", [2, 0, 77]) == 2
+    eventually(lambda: rig.plane.stats()["lifted_blocks"] == 2)
+    assert rig.plane.block_payload("w", 2) is not None
+    assert rig.plane.look_ahead("w", [2, 0]) == 0
+    rig.plane.check_integrity()
+
+
+def test_a_look_ahead_takes_no_room_from_blocks_in_use(rig: DiskRig) -> None:
+    for block in range(8):
+        rig.write_pages(block, [block], at=block)
+        rig.until_saved()
+    pinned = rig.fill_host_with_staged_pages(HOST_BLOCKS)
+    assert rig.plane.look_ahead("w", [0, 1]) == 0
+    rig.close(pinned, [])
+
+
+@pytest.mark.parametrize("disk_format", ["int8", "fp8", "int4"])
+def test_a_quantised_block_comes_back_near_its_bits_at_any_place(
+    tmp_path: Path, disk_format: str
+) -> None:
+    torch.manual_seed(3)
+    rig = DiskRig(tmp_path, disk_format=disk_format)
+    rig.write_pages(0, [0, 1, 2], at=4)
+    rig.view([whole_block(1), whole_block(2)], [20, 21])
+    exact = [rig.pool.page(20), rig.pool.page(21)]
+    rig.until_saved()
+    rig.restart()
+    rig.view([whole_block(1), whole_block(2)], [22, 23])
+    worst = {"int8": 0.02, "fp8": 0.15, "int4": 0.35}[disk_format]
+    for page, original in zip((22, 23), exact, strict=True):
+        got = rig.pool.page(page)
+        assert not torch.equal(got, original), "nothing was quantised"
+        assert (got - original).abs().max() < worst
+    rig.plane.close()
+
+
+def test_the_budget_counts_workspaces_that_nobody_has_open(rig: DiskRig, tmp_path: Path) -> None:
+    rig.write_pages(0, [0], at=0)
+    rig.until_saved()
+    used = rig.disk.budget.used_bytes
+    assert used > 0
+    rig.plane.close()
+    nested = tmp_path / "root" / "one"
+    nested.parent.mkdir()
+    (tmp_path / "rank-0").parent.joinpath("rank-0").rename(nested.parent / "moved")
+    nested.mkdir()
+    (nested.parent / "moved").rename(nested / "rank-0")
+    budget = DiskBudget(used, nested.parent, rank=0)
+    assert budget.used_bytes >= used // 2
+    with pytest.raises(DiskTierFull, match="more are needed"):
+        budget.take(used)
+    budget.opening(nested / "rank-0")
+    assert budget.used_bytes == 0
+    rig.start()
+
