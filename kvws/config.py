@@ -34,9 +34,10 @@ class Settings:
         probe: tokens of the window that a selection is probed behind, unless the last one kept
             the view: then it is probed behind the whole view, and may already be the answer.
         host_gb: GiB of the host tier, or "auto": half of the free memory.
+        host_format: how blocks lie there: exact, int8, fp8 or int4.
         disk_dir: folder of the disk tier; "" keeps workspaces in memory only.
         disk_gb: GiB of the disk tier, or "auto": what it holds and 80 % of what is free.
-        disk_format: how blocks lie on disk: exact, int8, fp8 or int4.
+        disk_format: how blocks lie on disk, the same formats.
         disk_backend: what moves them: posix, kvikio, or auto.
         threads: compute threads of the engine on a CPU; 0 for all cores.
     """
@@ -49,6 +50,7 @@ class Settings:
     query: int = 128
     probe: int = 512
     host_gb: str = "auto"
+    host_format: str = "exact"
     disk_dir: str = ""
     disk_gb: str = "auto"
     disk_format: str = "exact"

@@ -27,12 +27,17 @@ _SETTINGS = (
     click.option("--query", type=int, help="Most new tokens a selection is asked with."),
     click.option("--probe", type=int, help="Tokens of the window a selection is probed behind."),
     click.option("--host-gb", help="GiB of the host tier, or auto: half of the free memory."),
+    click.option(
+        "--host-format",
+        type=click.Choice(PAYLOAD_FORMATS),
+        help="How blocks lie there: bit for bit, or quantised.",
+    ),
     click.option("--disk-dir", help="Folder of the disk tier: sessions outlive the process."),
     click.option("--disk-gb", help="GiB of the disk tier, or auto: most of what is free."),
     click.option(
         "--disk-format",
         type=click.Choice(PAYLOAD_FORMATS),
-        help="How blocks lie on disk: bit for bit, or quantised.",
+        help="How blocks lie on disk.",
     ),
     click.option(
         "--disk-backend",
@@ -72,6 +77,7 @@ def engine_settings(settings: Settings, limits: Limits) -> EngineSettings:
         context_tokens=limits.context_tokens,
         name=settings.model,
         host_bytes=settings.host_bytes,
+        host_format=settings.host_format,
         disk_dir=Path(settings.disk_dir).absolute() if settings.disk_dir else None,
         disk_bytes=settings.disk_bytes,
         disk_format=settings.disk_format,

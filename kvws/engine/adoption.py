@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.blocks.ledger import OpenStep
-from kvws.blocks.table import RAW, BlockId, Residency
+from kvws.blocks.table import Residency
 from kvws.errors import HostTierFull
 from kvws.kernels.mean_k import mean_rotated, raw_rotation
 from kvws.kernels.rotary import RotaryTable
@@ -18,6 +19,23 @@ from kvws.tiers.repository import Repository, importance_of
 
 Named = Sequence[tuple[str, int, int]]
 """(page hash, block number, index of the page in its prompt), in log order."""
+
+
+class _ComputedBlock(NamedTuple):
+    """A staged page that becomes a block: its slot, and the position baked into its K."""
+
+    number: int
+    page_hash: str
+    page: int
+    first_position: int
+
+
+class _CopiedBlock(NamedTuple):
+    """A block that is a copy of an earlier one, index row included."""
+
+    number: int
+    residency: Residency
+    row: torch.Tensor
 
 
 class Adoption:
@@ -54,23 +72,27 @@ class Adoption:
                 name for name in named if repository.table.find((workspace, name[1])) is None
             ]
         self._bring_up_twins([page for page, _, _ in new if page not in step.staged])
-        adopted: dict[int, Residency] = {}
-        twins: dict[int, BlockId] = {}
+        computed: list[_ComputedBlock] = []
+        copied: list[_CopiedBlock] = []
         with repository.lock:
             for page_hash, number, page_index in new:
-                slot = step.staged.pop(page_hash, None)
-                first_position = page_index * BLOCK_TOKENS
-                if slot is None:
-                    copied = self._copy_of_twin(step, page_hash)
-                    if copied is None:
-                        break
-                    twins[number], slot, first_position = copied
-                adopted[number] = Residency(page_hash, slot, first_position)
-            repository.host.free(list(step.staged.values()))
-        # Nobody else knows these slots yet, so the scheduler need not wait for the arithmetic.
-        rows = self._index_rows(adopted, twins)
+                page = step.staged.pop(page_hash, None)
+                if page is not None:
+                    first_position = page_index * BLOCK_TOKENS
+                    computed.append(_ComputedBlock(number, page_hash, page, first_position))
+                    continue
+                copy = self._copy_of_twin(step, number, page_hash)
+                if copy is None:
+                    break
+                copied.append(copy)
+            repository.host.free_pages_of(list(step.staged.values()))
+        # Nobody else knows these pages yet, so the scheduler need not wait for the arithmetic.
+        rows = dict(zip((block.number for block in computed), self._means(computed), strict=True))
+        blocks = self._settle(step, computed)
+        for copy in copied:
+            blocks[copy.number], rows[copy.number] = copy.residency, copy.row
         with repository.lock:
-            self._enter(workspace, adopted, rows)
+            self._enter(workspace, blocks, rows)
             return [n for _, n, _ in named if repository.table.find((workspace, n)) is not None]
 
     def _bring_up_twins(self, pages: Sequence[str]) -> None:
@@ -88,14 +110,18 @@ class Adoption:
         for lift in lifts:
             lift.done.exception()  # waits; a twin that cannot be read is no twin
 
-    def _copy_of_twin(self, step: OpenStep, page_hash: str) -> tuple[BlockId, int, int] | None:
-        """(twin, slot, first position) of a copy of the block that was computed as this page: the
-        prefix tree shared the page, so that this step did not compute it again."""
+    def _copy_of_twin(
+        self, step: OpenStep, number: int, page_hash: str
+    ) -> _CopiedBlock | None:
+        """A copy of the block that was computed as this page: the prefix tree shared the page, so
+        that this step did not compute it again."""
         repository = self._repository
         block = repository.table.computed_as(page_hash)
         twin = repository.table.find(block) if block is not None else None
-        if block is None or twin is None or twin.slot is None or twin.first_position == RAW:
-            return None  # RAW: what came back from a quantised tier is not what was computed
+        if block is None or twin is None or twin.slot is None:
+            return None
+        row = self._index_of(block[0]).read(block[1])
+        assert row is not None, f"block {block} has no index row"
         repository.table.pin(twin)
         try:
             (slot,) = repository.allocate(1)
@@ -104,51 +130,61 @@ class Adoption:
             return None
         finally:
             repository.unpin([twin])
-        repository.host.payloads[slot].copy_(repository.host.payloads[twin.slot])
-        return block, slot, twin.first_position
+        repository.host.copy(twin.slot, slot)
+        residency = Residency(page_hash, slot, twin.first_position)
+        return _CopiedBlock(number, residency, row.clone())
 
-    def _index_rows(
-        self, blocks: dict[int, Residency], twins: dict[int, BlockId]
-    ) -> list[torch.Tensor]:
-        """Index row per block, [layers, kv_heads, head_dim] float32; a copy has its twin's."""
-        computed = [block for number, block in blocks.items() if number not in twins]
-        means = iter(self._block_means(computed))
-        rows: list[torch.Tensor] = []
-        for number in blocks:
-            if number in twins:
-                workspace, twin = twins[number]
-                row = self._index_of(workspace).read(twin)
-                assert row is not None, f"block {twin} of {workspace} has no index row"
-                rows.append(row.clone())
-            else:
-                rows.append(next(means))
-        return rows
-
-    def _block_means(self, blocks: Sequence[Residency]) -> list[torch.Tensor]:
-        """Mean raw K per block: [layers, kv_heads, head_dim] float32."""
+    def _means(self, blocks: Sequence[_ComputedBlock]) -> list[torch.Tensor]:
+        """Mean raw K per block: [layers, kv_heads, head_dim] float32, contiguous."""
         if not blocks:
             return []
-        slots = torch.tensor([block.slot for block in blocks])
+        pages = torch.tensor([block.page for block in blocks])
         first = torch.tensor([block.first_position for block in blocks])
         to_raw = {
             id(table): raw_rotation(first, BLOCK_TOKENS, table) for table in self._rotary
         }
+        host = self._repository.host
         per_layer = [
-            mean_rotated(
-                self._repository.host.keys(layer).index_select(0, slots), to_raw[id(table)]
-            )
+            mean_rotated(host.page_keys(layer).index_select(0, pages), to_raw[id(table)])
             for layer, table in enumerate(self._rotary)
         ]
         return list(torch.stack(per_layer, dim=1))
 
+    def _settle(self, step: OpenStep, computed: Sequence[_ComputedBlock]) -> dict[int, Residency]:
+        """Give computed pages their place among the blocks, by block number.
+
+        In a quantised tier without room for all of them none is kept.
+        """
+        repository, host = self._repository, self._repository.host
+        pages = [block.page for block in computed]
+        if host.pages_become_blocks_in_place:
+            slots = pages
+        else:
+            with repository.lock:
+                try:
+                    slots = repository.allocate(len(pages))
+                except HostTierFull:
+                    step.refused_pages += len(pages)
+                    slots = []
+            if slots:
+                host.encode(pages, [block.first_position for block in computed], slots)
+            with repository.lock:
+                host.free_pages_of(pages)
+        return {
+            block.number: Residency(
+                block.page_hash, slot, host.position_of_blocks(block.first_position)
+            )
+            for block, slot in zip(computed[: len(slots)], slots, strict=True)
+        }
+
     def _enter(
-        self, workspace: str, adopted: dict[int, Residency], rows: Sequence[torch.Tensor]
+        self, workspace: str, blocks: dict[int, Residency], rows: dict[int, torch.Tensor]
     ) -> None:
         """Blocks and their index rows become part of the workspace. Lock held."""
         repository = self._repository
         entered: list[int] = []
-        kept: list[torch.Tensor] = []
-        for (number, residency), row in zip(adopted.items(), rows, strict=True):
+        for number in sorted(blocks):
+            residency, row = blocks[number], rows[number]
             if repository.table.find((workspace, number)) is not None:
                 assert residency.slot is not None
                 repository.host.free([residency.slot])  # another step has become it meanwhile
@@ -158,6 +194,6 @@ class Adoption:
             if self._durable is not None:
                 self._durable.save((workspace, number), residency, row)
             entered.append(number)
-            kept.append(row)
         if entered:
-            self._index_of(workspace).write(entered, torch.stack(kept))
+            kept = torch.stack([rows[number] for number in entered])
+            self._index_of(workspace).write(entered, kept)

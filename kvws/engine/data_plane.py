@@ -206,7 +206,7 @@ class DataPlane:
             fresh = [index for index in unnamed if hashes[index] not in entry.staged]
             if fresh:
                 try:
-                    slots = self._repository.allocate(len(fresh))
+                    slots = self._repository.allocate_pages(len(fresh))
                 except HostTierFull:
                     entry.refused_pages += len(fresh)
                     return False
@@ -352,7 +352,7 @@ class DataPlane:
             residency = self._table.find((workspace, number))
             if residency is None or residency.slot is None:
                 return None
-            return self.host.payloads[residency.slot].clone(), residency.first_position
+            return self.host.payload(residency.slot), residency.first_position
 
     def stats(self) -> dict[str, int]:
         with self._lock:

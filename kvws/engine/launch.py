@@ -117,6 +117,7 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
     """SGLang's server arguments."""
     tiers = TierSettings(
         host_bytes=settings.host_bytes or default_host_bytes(),
+        host_format=settings.host_format,
         disk_dir=str(settings.disk_dir or ""),
         disk_bytes=settings.disk_bytes or 0,
         disk_format=settings.disk_format,

@@ -27,9 +27,9 @@ from kvws.engine.data_plane import DataPlane, QueuedLoad
 from kvws.engine.operations import Operations
 from kvws.engine.startup_report import report_startup_error
 from kvws.engine.threads import leave_cores_to_the_forward_pass
-from kvws.engine.tiers import TierSettings, open_disk
-from kvws.errors import ConfigError, KvwsError, LoadFailed, UnsupportedModel
-from kvws.tiers.host import HostTier, PayloadGeometry
+from kvws.engine.tiers import TierSettings, open_disk, open_host
+from kvws.errors import KvwsError, LoadFailed, UnsupportedModel
+from kvws.tiers.geometry import PayloadGeometry
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,13 @@ class WorkspaceLinker(UnifiedCacheLinker):
                 dtype=keys.dtype,
             )
             tiers = TierSettings(**config["tiers"])
-            host = HostTier(geometry, tiers.host_bytes)
-            _require_room(host, server_args.context_length)
+            host = open_host(
+                tiers,
+                geometry,
+                plugin.rotary,
+                context_tokens=server_args.context_length,
+                running_requests=server_args.max_running_requests,
+            )
             disk = open_disk(tiers, host, plugin.rotary, rank=rank, ranks=server_args.tp_size)
         except KvwsError as error:
             report_startup_error(control_dir, error)
@@ -197,18 +202,6 @@ def _tensor_parallel_rank(params: Any) -> int:
         return 0
     group = params.attn_tp_cache_group or params.tp_cache_group
     return torch.distributed.get_rank(group=group)
-
-
-def _require_room(host: HostTier, context_tokens: int) -> None:
-    """A view and the pages computed behind it must find room side by side."""
-    smallest = 2 * -(-context_tokens // BLOCK_TOKENS)
-    if host.capacity_blocks < smallest:
-        raise ConfigError(
-            f"a host tier of {host.capacity_blocks} blocks is too small for requests of "
-            f"{context_tokens} tokens",
-            hint=f"raise --host-gb to {smallest * host.geometry.slot_bytes / (1 << 30):.2f}, or "
-            "lower --budget and --reserve",
-        )
 
 
 def _require_supported_pool(pool: Any, page_size: int, rotary: list[Any]) -> None:

@@ -30,9 +30,10 @@ class EngineSettings:
         device_tokens: slots of the engine's KV pool; two full contexts when None.
         name: how the user calls the model; the last part of `model` when "".
         host_bytes: capacity of the host tier per rank; half of the free memory when None.
+        host_format: how blocks lie there, one of `kvws.tiers.codec.PAYLOAD_FORMATS`.
         disk_dir: the store directory; None keeps blocks in memory only.
         disk_bytes: capacity of the disk tier; what it holds and most of what is free when None.
-        disk_format: how blocks lie on disk, one of `kvws.tiers.codec.PAYLOAD_FORMATS`.
+        disk_format: how blocks lie on disk.
         disk_backend: what moves them: "auto", "posix" or "kvikio".
         dtype: of weights and KV, as torch names it.
         threads: compute threads of the engine on a CPU; what OMP_NUM_THREADS says, else all
@@ -46,6 +47,7 @@ class EngineSettings:
     device_tokens: int | None = None
     name: str = ""
     host_bytes: int | None = None
+    host_format: str = "exact"
     disk_dir: Path | None = None
     disk_bytes: int | None = None
     disk_format: str = "exact"

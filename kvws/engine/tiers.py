@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvws.blocks.key import BLOCK_TOKENS
+from kvws.errors import ConfigError
 from kvws.kernels.rotary import RotaryTable
 from kvws.store.backend import Backend, open_storage
 from kvws.tiers.budget import DiskBudget
 from kvws.tiers.codec import make_codec
 from kvws.tiers.disk import DiskTier
+from kvws.tiers.geometry import PayloadGeometry
 from kvws.tiers.host import HostTier
 
 
@@ -20,17 +23,54 @@ class TierSettings:
 
     Attributes:
         host_bytes: capacity of the host tier.
+        host_format: how payloads lie there, one of `kvws.tiers.codec.PAYLOAD_FORMATS`.
         disk_dir: the store directory, which the front process owns; "" without a disk tier.
         disk_bytes: capacity of the disk tier over all ranks and workspaces.
-        disk_format: how payloads lie on disk, one of `kvws.tiers.codec.PAYLOAD_FORMATS`.
+        disk_format: how payloads lie on disk.
         disk_backend: what moves them.
     """
 
     host_bytes: int
+    host_format: str = "exact"
     disk_dir: str = ""
     disk_bytes: int = 0
     disk_format: str = "exact"
     disk_backend: Backend = "auto"
+
+
+def open_host(
+    tiers: TierSettings,
+    geometry: PayloadGeometry,
+    rotary: Sequence[RotaryTable],
+    *,
+    context_tokens: int,
+    running_requests: int,
+) -> HostTier:
+    """The host tier of a rank.
+
+    Args:
+        context_tokens: longest prompt and generation of a request.
+        running_requests: at once; each may stage a whole context.
+
+    Raises:
+        ConfigError: the format is unknown, or the tier too small to work with.
+    """
+    context_blocks = -(-context_tokens // BLOCK_TOKENS)
+    codec = make_codec(tiers.host_format, geometry, rotary)
+    staged_pages = running_requests * context_blocks
+    host = HostTier(geometry, tiers.host_bytes, codec, staged_pages=staged_pages)
+    smallest = 2 * context_blocks  # a view, and the pages computed behind it
+    if host.capacity_blocks < smallest:
+        needed_bytes = smallest * codec.payload_bytes
+        if not host.pages_become_blocks_in_place:
+            needed_bytes += staged_pages * geometry.slot_bytes
+        raise ConfigError(
+            f"a host tier of {host.capacity_blocks} blocks is too small for requests of "
+            f"{context_tokens} tokens",
+            hint=f"raise --host-gb to {needed_bytes / (1 << 30) + 0.005:.2f}, or lower --budget "
+            "and --reserve",
+        )
+    return host
 
 
 def open_disk(

@@ -18,6 +18,7 @@ from typing import Protocol, get_args
 import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.blocks.table import RAW
 from kvws.errors import ConfigError
 from kvws.kernels.mean_k import raw_rotation
 from kvws.kernels.quant import (
@@ -31,7 +32,7 @@ from kvws.kernels.quant import (
 from kvws.kernels.rerope import Rotation, rotate
 from kvws.kernels.rotary import RotaryTable
 from kvws.store.storage import SECTOR_BYTES
-from kvws.tiers.host import PayloadGeometry
+from kvws.tiers.geometry import PayloadGeometry
 
 EXACT = "exact"
 PAYLOAD_FORMATS: tuple[str, ...] = (EXACT, *get_args(Format))
@@ -65,7 +66,8 @@ class PayloadCodec(Protocol):
         Mutates: all of `out`.
 
         Args:
-            payload: the blocks; token j of block b has its K rotated to first_positions[b] + j.
+            payload: the blocks; token j of block b has its K rotated to first_positions[b] + j,
+                or not at all where that is RAW.
             first_positions: [n] int64.
             out: the bytes.
 
@@ -209,8 +211,7 @@ class _QuantisedCodec:
             position = first_positions[index : index + 1]
             records = self._records(target)
             for group in self._groups:
-                rotation = raw_rotation(position, BLOCK_TOKENS, self._rotary[group.start])
-                keys = _raw(block[0, group], rotation)
+                keys = _raw(block[0, group], position, self._rotary[group.start])
                 self._write(records[group], self._keys, keys)
                 self._write(records[group], self._values, block[1, group])
         out[:, self._geometry.layers * self._layer_bytes :] = 0
@@ -276,13 +277,17 @@ def _place(format: Format, side: Side, geometry: PayloadGeometry, start: int) ->
     return _SidePlace(side, start, codes, scales_start, scales, end)
 
 
-def _raw(keys: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def _raw(keys: torch.Tensor, position: torch.Tensor, rotary: RotaryTable) -> torch.Tensor:
     """Un-rotated keys in fp32.
 
     Args:
         keys: [layers, BLOCK_TOKENS, kv_heads, head_dim] of one block.
-        rotation: of the block's tokens.
+        position: [1] int64 of the block's first token, or RAW.
+        rotary: the table of all these layers.
     """
+    if int(position) == RAW:
+        return keys.to(torch.float32)
+    rotation = raw_rotation(position, BLOCK_TOKENS, rotary)
     layers = keys.shape[0]
     every_layer = Rotation(
         cos=rotation.cos.repeat(layers, 1),

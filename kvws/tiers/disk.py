@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from kvws.blocks.table import RAW
-from kvws.errors import ControlError
+from kvws.errors import ConfigError, ControlError
 from kvws.store.block_store import BlockStore, NewBlock, StoreShape
 from kvws.store.storage import Storage
 from kvws.tiers.budget import DiskBudget
-from kvws.tiers.codec import PayloadCodec
+from kvws.tiers.codec import EXACT, PayloadCodec
 from kvws.tiers.host import HostTier
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,16 @@ class DiskTier:
         *,
         rank: int,
     ) -> None:
+        """
+        Raises:
+            ConfigError: a quantised host tier cannot feed a disk of another format.
+        """
+        self._as_on_host = codec.format == host.format
+        if not self._as_on_host and host.format != EXACT:
+            raise ConfigError(
+                f"blocks in {host.format} on the host cannot become {codec.format} on disk",
+                hint=f"set --disk-format {host.format}, or --host-format {EXACT}",
+            )
         self.budget = budget
         self._host = host
         self._codec = codec
@@ -104,7 +114,7 @@ class DiskTier:
         Raises:
             OSError, DiskTierFull: none of them is.
         """
-        encoded = None if self._codec.format == "exact" else self._encode(blocks)
+        encoded = None if self._as_on_host else self._encode(blocks)
         self._stores[workspace].put(
             [
                 NewBlock(
@@ -119,10 +129,10 @@ class DiskTier:
         )
 
     def _encode(self, blocks: Sequence[UnsavedBlock]) -> list[memoryview]:
-        slots = torch.tensor([block.slot for block in blocks])
         first = torch.tensor([block.first_position for block in blocks])
         scratch, views = self._scratch(len(blocks))
-        self._codec.encode(self._host.payloads.index_select(0, slots), first, scratch)
+        payloads = torch.stack([self._host.payload(block.slot) for block in blocks])
+        self._codec.encode(payloads, first, scratch)
         return views
 
     def read(self, workspace: str, run: Sequence[int], slots: Sequence[int]) -> None:
@@ -132,7 +142,7 @@ class DiskTier:
             CorruptBlock, OSError: some slots hold garbage.
         """
         store = self._stores[workspace]
-        if self._codec.format == "exact":
+        if self._as_on_host:
             store.read(run, [self._host.sectors(slot) for slot in slots])
             return
         scratch, views = self._scratch(len(run))
@@ -140,7 +150,7 @@ class DiskTier:
         shape = (len(run), *self._host.geometry.shape)
         decoded = torch.empty(shape, dtype=self._host.geometry.dtype)
         self._codec.decode(scratch, decoded)
-        self._host.payloads.index_copy_(0, torch.tensor(slots), decoded)
+        self._host.write(torch.tensor(slots), decoded)
 
     def forget(self, workspace: str, numbers: Sequence[int]) -> None:
         """Drop durable copies. A disk that refuses is not waited for: a block that nobody knows

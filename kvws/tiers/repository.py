@@ -58,6 +58,16 @@ class Repository:
             self._give_up(self._unsaved, short)
         return self.host.allocate(count)
 
+    def allocate_pages(self, count: int) -> list[int]:
+        """Take slots for staged pages, all or none, as `allocate` where blocks lie beside them.
+
+        Raises:
+            HostTierFull: too many are in use.
+        """
+        if self.host.pages_become_blocks_in_place:
+            return self.allocate(count)
+        return self.host.allocate_pages(count)
+
     def _give_up(self, policy: EvictionPolicy[BlockId], count: int) -> int:
         """Free slots of the least wanted blocks that nobody is reading. Returns how many."""
         victims = policy.pick(count, lambda block: self._entry(block).pins == 0)
@@ -136,10 +146,14 @@ class Repository:
         }
 
     def check_integrity(self, staged_slots: Sequence[int]) -> None:
-        """used host slots = slots of the table + of open steps + in transit, none of them free;
+        """used host slots = slots of the table + in transit + of open steps, none of them free;
         the eviction order has exactly the blocks with a host copy, by whether they are stored."""
         self.table.check_integrity()
-        held = [*self.table.slots(), *staged_slots, *self.in_transit]
+        held = [*self.table.slots(), *self.in_transit]
+        if self.host.pages_become_blocks_in_place:
+            held += staged_slots
+        else:
+            assert len(staged_slots) == self.host.used_pages, "a staged page leaked"
         assert len(held) == len(set(held)), "a host slot is held twice"
         assert len(held) == self.host.used_blocks, (
             f"{self.host.used_blocks} host slots in use, {len(held)} accounted for"

@@ -58,7 +58,7 @@ def fill_pages(
         for layer in range(len(rotary)):
             layer_done(layer)
         return
-    gather = _TokenGather(pages)
+    gather = _TokenGather(pages, host)
     within = torch.arange(BLOCK_TOKENS)
     targets = _page_tokens([page.view_index for page in pages], within)
     device_slots = _page_tokens([page.device_page for page in pages], within)
@@ -66,9 +66,9 @@ def fill_pages(
         id(table): _rotation(table, gather.baked_positions, targets) for table in rotary
     }
     for layer, table in enumerate(rotary):
-        keys = gather(host.keys(layer))
+        keys, values = gather(layer)
         scatter_rotated(pool.k_buffer[layer], device_slots, keys, rotations[id(table)])
-        pool.v_buffer[layer].index_copy_(0, device_slots, gather(host.values(layer)))
+        pool.v_buffer[layer].index_copy_(0, device_slots, values)
         layer_done(layer)
 
 
@@ -100,22 +100,24 @@ class _TokenGather:
         baked_positions: [tokens] int64, where the K of each gathered token was rotated to, or RAW.
     """
 
-    def __init__(self, pages: Sequence[PageLoad]) -> None:
+    def __init__(self, pages: Sequence[PageLoad], host: HostTier) -> None:
         slices = [piece for page in pages for piece in page.slices]
         lengths = torch.tensor([piece.length for piece in slices])
         self._whole_blocks = all(piece.length == BLOCK_TOKENS for piece in slices)
-        self._slots = torch.tensor([_slot(piece.block) for piece in slices])
-        self._token_slots = self._slots.repeat_interleave(lengths)
+        self._source = host.gather(torch.tensor([_slot(piece.block) for piece in slices]))
+        self._token_slices = torch.arange(len(slices)).repeat_interleave(lengths)
         self._token_offsets = _ramps([piece.offset for piece in slices], lengths)
         first = torch.tensor([piece.block.first_position for piece in slices])
         first = first.repeat_interleave(lengths)
         self.baked_positions = torch.where(first == RAW, RAW, first + self._token_offsets)
 
-    def __call__(self, payload: torch.Tensor) -> torch.Tensor:
-        """[slots, 32, kv_heads, head_dim] → [tokens, kv_heads, head_dim]."""
+    def __call__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a layer, each [tokens, kv_heads, head_dim]."""
+        keys, values = self._source(layer)
         if self._whole_blocks:
-            return payload.index_select(0, self._slots).flatten(0, 1)
-        return payload[self._token_slots, self._token_offsets]
+            return keys.flatten(0, 1), values.flatten(0, 1)
+        chosen = (self._token_slices, self._token_offsets)
+        return keys[chosen], values[chosen]
 
 
 def _slot(block: Residency) -> int:

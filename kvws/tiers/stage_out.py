@@ -15,11 +15,11 @@ def copy_out(pool: DevicePool, pages: torch.Tensor, host: HostTier, slots: torch
         pool: the engine's KV pool.
         pages: [n] int64 device page numbers.
         host: Mutated; owns `slots`.
-        slots: [n] int64 host slots.
+        slots: [n] int64 slots of staged pages.
     """
     for layer in range(host.geometry.layers):
         for buffer, target in (
-            (pool.k_buffer[layer], host.keys(layer)),
-            (pool.v_buffer[layer], host.values(layer)),
+            (pool.k_buffer[layer], host.page_keys(layer)),
+            (pool.v_buffer[layer], host.page_values(layer)),
         ):
             target.index_copy_(0, slots, paged(buffer).index_select(0, pages))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kvws.engine.data_plane import DataPlane
-from kvws.tiers.host import HostTier, PayloadGeometry
+from kvws.tiers.geometry import PayloadGeometry
+from kvws.tiers.host import HostTier
 from tests.plane.rig import DIM, HOST_BLOCKS, KV_HEADS, LAYERS, Pool, Rig, rotary_table
 
 

@@ -404,13 +404,13 @@ def test_two_steps_that_name_the_same_block_at_once_keep_one(rig: Rig) -> None:
     for step in steps:
         rig.plane.stage_out(step, [f"of {step}"], torch.tensor([0]))
     both_inside = threading.Barrier(2, timeout=5)
-    means = rig.plane._adoption._block_means
+    means = rig.plane._adoption._means
 
     def wait_for_the_other(blocks: list[object]) -> list[torch.Tensor]:
         both_inside.wait()
         return means(blocks)  # type: ignore[arg-type]
 
-    rig.plane._adoption._block_means = wait_for_the_other  # type: ignore[method-assign]
+    rig.plane._adoption._means = wait_for_the_other  # type: ignore[method-assign]
     results: list[object] = []
 
     def close(step: str) -> None:

@@ -11,14 +11,15 @@ import torch
 
 from kvws.blocks.page import PageSource, Slice, whole_block
 from kvws.engine.data_plane import DataPlane
-from kvws.errors import DiskTierFull, LoadFailed
+from kvws.errors import ConfigError, DiskTierFull, LoadFailed
 from kvws.store.posix import PosixStorage
 from kvws.tiers import write_behind
 from kvws.tiers.budget import DiskBudget
 from kvws.tiers.codec import make_codec
 from kvws.tiers.disk import DiskTier, UnsavedBlock
-from kvws.tiers.host import HostTier, PayloadGeometry
-from tests.plane.rig import DIM, KV_HEADS, LAYERS, Pool, Rig, rotary_table
+from kvws.tiers.geometry import PayloadGeometry
+from kvws.tiers.host import HostTier
+from tests.plane.rig import DIM, KV_HEADS, LAYERS, Pool, Rig, rotary_table, rotated
 
 HOST_BLOCKS = 6
 
@@ -26,17 +27,24 @@ HOST_BLOCKS = 6
 class DiskRig(Rig):
     """A rig whose plane has a disk tier in a folder; `restart` kills and reopens it."""
 
-    def __init__(self, folder: Path, *, disk_format: str = "exact") -> None:
+    def __init__(
+        self, folder: Path, *, disk_format: str = "exact", host_format: str = "exact"
+    ) -> None:
         table, other = rotary_table(100.0), rotary_table(10.0)
         super().__init__(Pool.random(torch.float32), [table, other, table], plane=None)  # type: ignore[arg-type]
         self.folder = folder
         self.disk_format = disk_format
+        self.host_format = host_format
         self.held: list[int] = []
         self.start()
 
     def start(self) -> None:
         geometry = PayloadGeometry(LAYERS, KV_HEADS, DIM, torch.float32)
-        host = HostTier(geometry, HOST_BLOCKS * geometry.slot_bytes)
+        codec = make_codec(self.host_format, geometry, self.tables)
+        capacity_bytes = HOST_BLOCKS * codec.payload_bytes
+        if self.host_format != "exact":
+            capacity_bytes += HOST_BLOCKS * geometry.slot_bytes
+        host = HostTier(geometry, capacity_bytes, codec, staged_pages=HOST_BLOCKS)
         self.disk = DiskTier(
             host,
             make_codec(self.disk_format, geometry, self.tables),
@@ -291,24 +299,70 @@ def test_a_look_ahead_takes_no_room_from_blocks_in_use(rig: DiskRig) -> None:
     rig.close(pinned, [])
 
 
+@pytest.mark.parametrize("host_format", ["exact", "as on disk"])
 @pytest.mark.parametrize("disk_format", ["int8", "fp8", "int4"])
 def test_a_quantised_block_comes_back_near_its_bits_at_any_place(
-    tmp_path: Path, disk_format: str
+    tmp_path: Path, disk_format: str, host_format: str
 ) -> None:
     torch.manual_seed(3)
-    rig = DiskRig(tmp_path, disk_format=disk_format)
-    rig.write_pages(0, [0, 1, 2], at=4)
-    rig.view([whole_block(1), whole_block(2)], [20, 21])
-    exact = [rig.pool.page(20), rig.pool.page(21)]
+    host_format = disk_format if host_format == "as on disk" else host_format
+    rig = DiskRig(tmp_path, disk_format=disk_format, host_format=host_format)
+    originals = rig.write_pages(0, [0, 1, 2], at=4)
+    rows = [rig.plane.index_row("w", block) for block in range(3)]
+    worst = {"int8": 0.02, "fp8": 0.15, "int4": 0.35}[disk_format]
+    for pages in ([20, 21], [22, 23]):
+        rig.view([whole_block(1), whole_block(2)], pages)
+        for view_index, page in enumerate(pages):
+            got, original = rig.pool.page(page), originals[1 + view_index]
+            for layer, table in enumerate(rig.tables):
+                baked = torch.arange(32) + 32 * (5 + view_index)
+                target = torch.arange(32) + 32 * view_index
+                expected = rotated(original[0, layer], table, baked, target)
+                assert (got[0, layer] - expected).abs().max() < worst
+            assert (got[1] - original[1]).abs().max() < worst
+            quantised = page > 21 or host_format != "exact"
+            assert torch.equal(got[1], original[1]) != quantised
+        rig.until_saved()
+        rig.restart()
+    for block in range(3):
+        assert torch.equal(rig.plane.index_row("w", block), rows[block]), "the index is exact"
+    rig.plane.close()
+
+
+def test_a_page_that_a_quantised_block_already_was_is_adopted_as_a_copy(tmp_path: Path) -> None:
+    rig = DiskRig(tmp_path, disk_format="int8", host_format="int8")
+    (name,) = rig.write(0, [0], at=3)
+    step = rig.open()
+    assert rig.plane.stage_out(step, [name], torch.tensor([0]))
+    assert rig.close(step, [(name, 1, 3)]).resident == [1]
     rig.until_saved()
     rig.restart()
-    rig.view([whole_block(1), whole_block(2)], [22, 23])
-    worst = {"int8": 0.02, "fp8": 0.15, "int4": 0.35}[disk_format]
-    for page, original in zip((22, 23), exact, strict=True):
-        got = rig.pool.page(page)
-        assert not torch.equal(got, original), "nothing was quantised"
-        assert (got - original).abs().max() < worst
+    assert rig.held == [0, 1]
+    rig.view([whole_block(0), whole_block(1)], [20, 21])
+    assert torch.equal(rig.pool.page(20)[1], rig.pool.page(21)[1])
     rig.plane.close()
+
+
+def test_a_full_quantised_tier_keeps_none_of_a_step_that_finds_no_room(tmp_path: Path) -> None:
+    rig = DiskRig(tmp_path, disk_format="int8", host_format="int8")
+    rig.write(0, [0, 1, 2, 3, 4])
+    rig.until_saved()
+    step = rig.open()
+    names = rig.promise(step, [whole_block(n) for n in range(5)])
+    load = rig.plane.queue_load(step, names, [10, 11, 12, 13, 14])
+    assert load is not None
+    other = rig.open()
+    rig.plane.stage_out(other, ["aa" * 32, "bb" * 32], torch.tensor([5, 6]))
+    outcome = rig.close(other, [("aa" * 32, 5, 5), ("bb" * 32, 6, 6)])
+    assert outcome.resident == [] and outcome.refused_pages == 2
+    rig.plane.release_load(load)
+    rig.plane.close()
+
+
+def test_a_quantised_host_tier_cannot_feed_a_finer_disk(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot become exact") as refused:
+        DiskRig(tmp_path, disk_format="exact", host_format="int8")
+    assert "--disk-format int8" in refused.value.hint
 
 
 def test_the_budget_counts_workspaces_that_nobody_has_open(rig: DiskRig, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ from kvws.store.storage import Storage
 from kvws.tiers.budget import DiskBudget
 from kvws.tiers.codec import make_codec
 from kvws.tiers.disk import DiskTier
-from kvws.tiers.host import HostTier, PayloadGeometry
+from kvws.tiers.geometry import PayloadGeometry
+from kvws.tiers.host import HostTier
 
 LAYERS, QUERY_HEADS, DIM = 2, 2, 8
 TOPICS = 8

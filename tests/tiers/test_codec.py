@@ -14,7 +14,7 @@ from kvws.kernels.rerope import rotate, rotation_between
 from kvws.kernels.rotary import RotaryTable
 from kvws.store.storage import SECTOR_BYTES
 from kvws.tiers.codec import PAYLOAD_FORMATS, PayloadCodec, make_codec
-from kvws.tiers.host import PayloadGeometry
+from kvws.tiers.geometry import PayloadGeometry
 
 QUANTISED = ("fp8", "int8", "int4")
 SMALL = PayloadGeometry(layers=5, kv_heads=2, head_dim=16, dtype=torch.float32)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvws.errors import ConfigError, HostTierFull
-from kvws.tiers.host import HostTier, PayloadGeometry
+from kvws.tiers.geometry import PayloadGeometry
+from kvws.tiers.host import HostTier
 
 SMALL = PayloadGeometry(layers=2, kv_heads=1, head_dim=8, dtype=torch.float32)
 
@@ -47,11 +48,11 @@ def test_a_tier_of_less_than_a_block_is_a_configuration_error(capacity: int) -> 
 def test_a_block_is_one_contiguous_payload_seen_by_layer() -> None:
     host = tier(4)
     payload = torch.randn(2, 2, 32, 1, 8)
-    host.payloads[2].copy_(payload)
-    assert host.payloads[2].is_contiguous()
+    host.write(torch.tensor([2]), payload.unsqueeze(0))
+    assert torch.equal(host.payload(2), payload)
     for layer in range(2):
-        assert torch.equal(host.keys(layer)[2], payload[0, layer])
-        assert torch.equal(host.values(layer)[2], payload[1, layer])
+        assert torch.equal(host.page_keys(layer)[2], payload[0, layer])
+        assert torch.equal(host.page_values(layer)[2], payload[1, layer])
 
 
 def test_allocation_is_all_or_none() -> None:

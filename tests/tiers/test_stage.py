@@ -10,7 +10,8 @@ import torch
 from kvws.blocks.table import Residency
 from kvws.kernels.rotary import RotaryTable
 from kvws.tiers.device import paged
-from kvws.tiers.host import HostTier, PayloadGeometry
+from kvws.tiers.geometry import PayloadGeometry
+from kvws.tiers.host import HostTier
 from kvws.tiers.stage_in import HeldSlice, PageLoad, fill_pages
 from kvws.tiers.stage_out import copy_out
 
@@ -59,8 +60,8 @@ def test_pages_are_copied_out_bit_by_bit(dtype: torch.dtype) -> None:
     copy_out(pool, torch.tensor([4, 1]), host, torch.tensor([6, 2]))
     for slot, page in ((6, 4), (2, 1)):
         for layer in range(LAYERS):
-            assert torch.equal(host.payloads[slot][0, layer], paged(pool.k_buffer[layer])[page])
-            assert torch.equal(host.payloads[slot][1, layer], paged(pool.v_buffer[layer])[page])
+            assert torch.equal(host.payload(slot)[0, layer], paged(pool.k_buffer[layer])[page])
+            assert torch.equal(host.payload(slot)[1, layer], paged(pool.v_buffer[layer])[page])
 
 
 def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
@@ -68,7 +69,7 @@ def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
     geometry = PayloadGeometry(LAYERS, HEADS, DIM, torch.float32)
     host = HostTier(geometry, 4 * geometry.slot_bytes)
     for slot in range(4):
-        host.payloads[slot].normal_()
+        host.write(torch.tensor([slot]), torch.randn(1, *geometry.shape).to(geometry.dtype))
     pool = random_pool(torch.float32)
     tables = [rotary_table(), rotary_table(10.0), rotary_table()]
     blocks = {slot: Residency("", slot, first) for slot, first in ((3, 100), (0, 64), (1, 64))}
@@ -91,7 +92,7 @@ def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
         position = 32 * page.view_index
         for piece in page.slices:
             for i in range(piece.length):
-                source, at = host.payloads[piece.block.slot][:, :, piece.offset + i], slots[row]
+                source, at = host.payload(piece.block.slot)[:, :, piece.offset + i], slots[row]
                 for layer, table in enumerate(tables):
                     baked = piece.block.first_position + piece.offset + i
                     expected = moved(source[0, layer], table, baked, position)
@@ -108,10 +109,10 @@ def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
 def test_a_page_back_at_its_own_place_keeps_its_bits(dtype: torch.dtype) -> None:
     geometry = PayloadGeometry(LAYERS, HEADS, DIM, dtype)
     host = HostTier(geometry, geometry.slot_bytes)
-    host.payloads[0].normal_()
+    host.write(torch.tensor([0]), torch.randn(1, *geometry.shape).to(geometry.dtype))
     pool = random_pool(dtype)
     page = PageLoad(5, (HeldSlice(Residency("", 0, 160), 0, 32),), device_page=0)
     fill_pages([page], host, pool, [rotary_table()] * LAYERS, lambda _: None)
     for layer in range(LAYERS):
-        assert torch.equal(pool.k_buffer[layer][:32], host.payloads[0][0, layer])
-        assert torch.equal(pool.v_buffer[layer][:32], host.payloads[0][1, layer])
+        assert torch.equal(pool.k_buffer[layer][:32], host.payload(0)[0, layer])
+        assert torch.equal(pool.v_buffer[layer][:32], host.payload(0)[1, layer])
