@@ -24,7 +24,8 @@ from kvws.kernels.rotary import RotaryTable
 from kvws.models import resolve_model
 from kvws.replay.loaders import load_trace
 from kvws.replay.render import ChatRenderer
-from kvws.tiers.codec import PAYLOAD_FORMATS, PayloadCodec, make_codec
+from kvws.tiers.codec import PayloadCodec, make_codec
+from kvws.tiers.formats import PAYLOAD_FORMATS
 from kvws.tiers.geometry import PayloadGeometry
 
 _TIMING_REPETITIONS = 3

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rich.table import Table
+
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.client import SglangEngine
 from kvws.limits import Limits
@@ -98,6 +100,27 @@ async def measure_recall(
 
 def _limits(view_tokens: int, reserve_tokens: int) -> Limits:
     return Limits(view_tokens, reserve_tokens, BLOCK_TOKENS, view_tokens // 4, QUERY_TOKENS)
+
+
+def recall_table(costs: Sequence[RecallCost]) -> Table:
+    """One row a view size."""
+    table = Table(box=None, header_style="bold")
+    for name in (
+        "view", "text, cold", "recall", "unchanged", "query alone", "text / recall",
+        "text / unchanged",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    for cost in costs:
+        table.add_row(
+            str(cost.view_tokens),
+            *(
+                f"{statistics.median(ms):,.0f} ms"
+                for ms in (cost.text, cost.recall, cost.unchanged, cost.alone)
+            ),
+            f"{cost.ratio(cost.recall):.1f}x",
+            f"{cost.ratio(cost.unchanged):.1f}x",
+        )
+    return table
 
 
 class _Session:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from kvws.bench.recall_step import QUERY_TOKENS, RecallCost, measure_recall
 from kvws.cli.options import engine_settings, settings_options
 from kvws.config import resolve_settings
+from kvws.errors import ConfigError
 from kvws.limits import Limits
+
+# Each command imports what it measures itself: the engine and torch take seconds to import.
 
 
 @click.group()
@@ -27,41 +29,114 @@ def bench() -> None:
 @click.option("--repetitions", type=click.IntRange(min=1), default=3)
 def recall(views: tuple[int, ...], repetitions: int, **flags: Any) -> None:
     """A recall step against the same view prefilled as text, at several view sizes."""
+    from kvws.bench.recall_step import QUERY_TOKENS, measure_recall, recall_table
+    from kvws.engine.launch import running_engine
+
     settings = resolve_settings(flags).settings
     largest = max(views)
     reserve = max(settings.reserve, 4 * QUERY_TOKENS)
     limits = Limits(largest, reserve, settings.sink, largest // 4, QUERY_TOKENS)
     # Room for the text prompts beside the views: recall is measured with its view on the device.
     start = replace(
-        engine_settings(settings, limits), device_tokens=4 * limits.context_tokens
+        engine_settings(settings, limits),
+        device_tokens=4 * limits.context_tokens,
+        disk_dir=None,
     )
-
-    from kvws.engine.launch import running_engine
-
     errors = Console(stderr=True)
     with running_engine(start) as running:
         costs = [
             running.run(measure_recall(running.engine, view, reserve, repetitions, errors.print))
             for view in views
         ]
-    Console().print(_table(costs))
+    Console().print(recall_table(costs))
 
 
-def _table(costs: list[RecallCost]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for name in (
-        "view", "text, cold", "recall", "unchanged", "query alone", "text / recall",
-        "text / unchanged",
-    ):  # fmt: skip
-        table.add_column(name, justify="right")
-    for cost in costs:
-        table.add_row(
-            str(cost.view_tokens),
-            *(
-                f"{statistics.median(ms):,.0f} ms"
-                for ms in (cost.text, cost.recall, cost.unchanged, cost.alone)
-            ),
-            f"{cost.ratio(cost.recall):.1f}x",
-            f"{cost.ratio(cost.unchanged):.1f}x",
+@bench.command("stage-out")
+@settings_options
+@click.option("--chunk", "chunk_tokens", type=click.IntRange(min=32), default=512)
+@click.option("--chunks", type=click.IntRange(min=2), default=4)
+@click.option("--rounds", type=click.IntRange(min=1), default=7)
+def stage_out(chunk_tokens: int, chunks: int, rounds: int, **flags: Any) -> None:
+    """Prefill with and without stage-out to host and disk, in pairs."""
+    from kvws.bench.stage_out import measure_stage_out, stage_out_table
+    from kvws.engine.launch import running_engine
+
+    settings = resolve_settings(flags).settings
+    tokens = chunk_tokens // 32 * 32 * chunks
+    limits = Limits(tokens, max(settings.reserve, 256), 32, tokens // 4, 128)
+    errors = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="kvws-bench-", dir=_work_folder(settings)) as folder:
+        start = replace(
+            engine_settings(settings, limits),
+            device_tokens=4 * limits.context_tokens,
+            disk_dir=Path(folder) / "store",
         )
-    return table
+        with running_engine(start) as running:
+            cost = running.run(
+                measure_stage_out(
+                    running.engine,
+                    running.store,
+                    running.identity,
+                    chunk_tokens=chunk_tokens // 32 * 32,
+                    chunks=chunks,
+                    rounds=rounds,
+                    progress=errors.print,
+                )
+            )
+    Console().print(stage_out_table(cost))
+
+
+@bench.command()
+@click.option("--disk-dir", help="Folder on the disk to measure; emptied again.")
+@click.option("--blocks", type=click.IntRange(min=8), default=256)
+@click.option("--rounds", type=click.IntRange(min=1), default=5)
+def store(disk_dir: str | None, blocks: int, rounds: int) -> None:
+    """The store against a memcpy and against the raw disk, in 32-bit and 16-bit KV."""
+    import torch
+
+    from kvws.bench.store import SMOLLM2, measure_store, store_table
+
+    settings = resolve_settings({"disk_dir": disk_dir}).settings
+    errors = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="kvws-bench-", dir=_work_folder(settings)) as folder:
+        figures = [
+            measure_store(
+                Path(folder),
+                geometry=replace(SMOLLM2, dtype=dtype),
+                blocks=blocks,
+                rounds=rounds,
+                progress=errors.print,
+            )
+            for dtype in (torch.float32, torch.float16)
+        ]
+    Console().print(store_table(figures))
+
+
+@bench.command()
+@click.argument(
+    "trace", type=click.Path(path_type=Path), default=Path("traces/step-summary.traj.json")
+)
+def quantisation(trace: Path) -> None:
+    """What each format of blocks at rest takes, and costs in fidelity, on a recorded TRACE."""
+    from kvws.bench.quantisation import measure_quantisation, quantisation_table
+
+    costs = measure_quantisation(trace, progress=Console(stderr=True).print)
+    Console().print(quantisation_table(costs))
+
+
+@bench.command()
+def eviction() -> None:
+    """The host tier's eviction policy at 10,000 to 1,000,000 blocks."""
+    from kvws.bench.policy import measure_policy, policy_table
+
+    Console().print(policy_table(measure_policy()))
+
+
+def _work_folder(settings: Any) -> Path | None:
+    """Where a benchmark puts its files: in --disk-dir's parent, else the temporary folder."""
+    if not settings.disk_dir:
+        return None
+    folder = Path(settings.disk_dir)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder", hint="name one on the disk to measure")
+    return folder

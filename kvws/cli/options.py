@@ -13,8 +13,8 @@ from kvws.engine.settings import EngineSettings
 from kvws.errors import ConfigError
 from kvws.limits import Limits
 from kvws.models import load_config, read_model_config, require_relocatable, resolve_model
-from kvws.store.backend import Backend
-from kvws.tiers.codec import PAYLOAD_FORMATS
+from kvws.store.storage import Backend
+from kvws.tiers.formats import PAYLOAD_FORMATS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

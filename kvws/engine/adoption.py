@@ -140,8 +140,9 @@ class Adoption:
             return []
         pages = torch.tensor([block.page for block in blocks])
         first = torch.tensor([block.first_position for block in blocks])
+        tables = {id(table): table for table in self._rotary}  # layers usually share one
         to_raw = {
-            id(table): raw_rotation(first, BLOCK_TOKENS, table) for table in self._rotary
+            key: raw_rotation(first, BLOCK_TOKENS, table) for key, table in tables.items()
         }
         host = self._repository.host
         per_layer = [

@@ -178,13 +178,13 @@ class DataPlane:
 
     # ---- stage-out (scheduler thread) --------------------------------------------------------
 
-    def stage_out(self, step: str | None, hashes: Sequence[str], pages: torch.Tensor) -> bool:
+    def stage_out(self, step: str | None, hashes: Sequence[str], pages: Sequence[int]) -> bool:
         """Copy the pages that an open step computed into the host tier.
 
         Args:
             step: session id of the request whose insert offers the pages.
             hashes: one per page.
-            pages: [pages] int64, device page numbers.
+            pages: device page numbers, one per hash.
 
         Returns:
             True when every page is a view page (of this step, or once moved to its place) or a
@@ -206,11 +206,11 @@ class DataPlane:
             fresh = [index for index in unnamed if hashes[index] not in entry.staged]
             if fresh:
                 try:
-                    slots = self._repository.allocate_pages(len(fresh))
+                    slots = sorted(self._repository.allocate_pages(len(fresh)))
                 except HostTierFull:
                     entry.refused_pages += len(fresh)
                     return False
-                copy_out(self._pool, pages[fresh], self.host, torch.tensor(slots))
+                copy_out(self._pool, [pages[i] for i in fresh], self.host, slots)
                 entry.staged.update(zip((hashes[i] for i in fresh), slots, strict=True))
                 self._counters["staged_pages"] += len(fresh)
             return not unnamed

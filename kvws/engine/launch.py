@@ -29,10 +29,10 @@ from kvws.engine.settings import EngineSettings, default_disk_bytes, default_hos
 from kvws.engine.startup_report import read_startup_error
 from kvws.engine.tiers import TierSettings
 from kvws.errors import EngineError, EngineStartError
-from kvws.store.backend import Backend
 from kvws.store.directory import StoreDirectory
 from kvws.store.identity import ModelIdentity
 from kvws.store.posix import PosixStorage
+from kvws.store.storage import Backend
 
 T = TypeVar("T")
 

@@ -106,7 +106,7 @@ class WorkspaceLinker(UnifiedCacheLinker):
         try:
             transfer = transfers[0]
             assert transfer.device_indices is not None
-            pages = transfer.device_indices[::BLOCK_TOKENS].cpu() // BLOCK_TOKENS
+            pages = (transfer.device_indices[::BLOCK_TOKENS] // BLOCK_TOKENS).tolist()
             stored = self._plane.stage_out(session_id, list(transfer.keys or ()), pages)
         except Exception:
             logger.exception("kvws: stage-out failed; the pages are refused")

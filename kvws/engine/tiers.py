@@ -9,7 +9,8 @@ from pathlib import Path
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.errors import ConfigError
 from kvws.kernels.rotary import RotaryTable
-from kvws.store.backend import Backend, open_storage
+from kvws.store.backend import open_storage
+from kvws.store.storage import Backend
 from kvws.tiers.budget import DiskBudget
 from kvws.tiers.codec import make_codec
 from kvws.tiers.disk import DiskTier

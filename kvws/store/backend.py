@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from kvws.errors import ConfigError
 from kvws.store.kvikio import KvikioStorage, unusable_reason
 from kvws.store.posix import PosixStorage
-from kvws.store.storage import Storage
-
-Backend = Literal["auto", "posix", "kvikio"]
+from kvws.store.storage import Backend, Storage
 
 logger = logging.getLogger("kvws.store")
 

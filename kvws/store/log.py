@@ -42,11 +42,14 @@ class AppendLog:
             storage.unlink(temporary)
         file = storage.open_log(path, create=True)
         try:
-            scan = _scan(file)
+            data = _content(file)
+            scan = scan_frames(data)
             log = cls(storage, path, file, scan.valid_bytes)
-            # A killed process may have left frames, or the file's name, in the cache alone.
-            if scan.torn_bytes:
-                file.truncate(scan.valid_bytes)
+            # An earlier process may have left frames, or the file's name, in the cache alone; and
+            # what a sync failed to write looks clean to the system: only doing it again helps.
+            _cut(file, scan.valid_bytes)
+            if scan.valid_bytes:
+                file.write([data[: scan.valid_bytes]], 0)
             file.sync()
             storage.sync_directory(path.parent)
         except BaseException:
@@ -102,7 +105,7 @@ class AppendLog:
         """
         if self._tail_is_suspect:
             self._end_bytes = self._synced_bytes
-            self._file.truncate(self._end_bytes)
+            _cut(self._file, self._end_bytes)
             self._file.sync()
             self._tail_is_suspect = False
         if self._rename_is_unsynced:
@@ -158,11 +161,18 @@ def _temporary(path: Path) -> Path:
     return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
-def _scan(file: File) -> Scan:
-    data = bytearray(file.size())
+def _cut(file: File, size_bytes: int) -> None:
+    """End a file here, even if it does already: the sync of an earlier cut may have failed."""
+    if file.size() == size_bytes:
+        file.truncate(size_bytes + 1)  # a change of size is what the next sync writes
+    file.truncate(size_bytes)
+
+
+def _content(file: File) -> memoryview:
+    data = memoryview(bytearray(file.size()))
     if data:
-        file.read([memoryview(data)], 0)
-    return scan_frames(memoryview(data))
+        file.read([data], 0)
+    return data
 
 
 def _encode(bodies: Iterable[bytes], offset: int) -> tuple[bytes, int]:

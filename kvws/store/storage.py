@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+Backend = Literal["auto", "posix", "kvikio"]
+"""What moves payloads: KvikIO where CUDA is, or the system calls of POSIX."""
 
 SECTOR_BYTES = 4096
 """Alignment of offsets, lengths and buffers of segment files (O_DIRECT, GPUDirect)."""

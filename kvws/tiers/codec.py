@@ -32,10 +32,8 @@ from kvws.kernels.quant import (
 from kvws.kernels.rerope import Rotation, rotate
 from kvws.kernels.rotary import RotaryTable
 from kvws.store.storage import SECTOR_BYTES
+from kvws.tiers.formats import EXACT, PAYLOAD_FORMATS
 from kvws.tiers.geometry import PayloadGeometry
-
-EXACT = "exact"
-PAYLOAD_FORMATS: tuple[str, ...] = (EXACT, *get_args(Format))
 
 _SCRATCH_BYTES = 512 << 10
 """fp32 keys that are worked on together: small enough to stay in cache between two passes."""

@@ -16,7 +16,8 @@ from kvws.errors import ConfigError, ControlError
 from kvws.store.block_store import BlockStore, NewBlock, StoreShape
 from kvws.store.storage import Storage
 from kvws.tiers.budget import DiskBudget
-from kvws.tiers.codec import EXACT, PayloadCodec
+from kvws.tiers.codec import PayloadCodec
+from kvws.tiers.formats import EXACT
 from kvws.tiers.host import HostTier
 
 logger = logging.getLogger(__name__)

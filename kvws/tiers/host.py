@@ -9,7 +9,8 @@ import torch
 
 from kvws.blocks.table import RAW
 from kvws.errors import ConfigError
-from kvws.tiers.codec import EXACT, PayloadCodec
+from kvws.tiers.codec import PayloadCodec
+from kvws.tiers.formats import EXACT
 from kvws.tiers.geometry import PayloadGeometry
 from kvws.tiers.slab import PinnedSlab
 

@@ -62,8 +62,9 @@ def fill_pages(
     within = torch.arange(BLOCK_TOKENS)
     targets = _page_tokens([page.view_index for page in pages], within)
     device_slots = _page_tokens([page.device_page for page in pages], within)
+    tables = {id(table): table for table in rotary}  # layers usually share one
     rotations = {
-        id(table): _rotation(table, gather.baked_positions, targets) for table in rotary
+        key: _rotation(table, gather.baked_positions, targets) for key, table in tables.items()
     }
     for layer, table in enumerate(rotary):
         keys, values = gather(layer)

@@ -85,8 +85,8 @@ def test_a_cancelled_load_does_not_start() -> None:
 
 def test_stored_pages_are_acknowledged_once() -> None:
     class StoredPlane:
-        def stage_out(self, step: str, hashes: list[str], numbers: torch.Tensor) -> bool:
-            assert (step, hashes, numbers.tolist()) == ("step", ["page-0", "page-1"], [0, 1])
+        def stage_out(self, step: str, hashes: list[str], numbers: list[int]) -> bool:
+            assert (step, hashes, numbers) == ("step", ["page-0", "page-1"], [0, 1])
             return True
 
     linker = linker_on(StoredPlane())

@@ -77,7 +77,7 @@ class Rig:
             for i in range(len(pages))
         ]
         step = self.open(workspace)
-        self.plane.stage_out(step, hashes, torch.tensor(pages))
+        self.plane.stage_out(step, hashes, pages)
         self.close(step, [(h, first_block + i, at + i) for i, h in enumerate(hashes)])
         return hashes
 
@@ -96,7 +96,7 @@ class Rig:
         """A step whose pages take `count` host slots for as long as it is open."""
         step = self.open("other")
         hashes = [f"staged {i} of {step}" for i in range(count)]
-        assert not self.plane.stage_out(step, hashes, torch.arange(count))
+        assert not self.plane.stage_out(step, hashes, list(range(count)))
         return step
 
     def promise(self, step: str, sources: list[PageSource]) -> list[str]:

@@ -166,8 +166,8 @@ def test_an_unknown_step_is_refused(rig: Rig) -> None:
         rig.plane.promise("unknown", [])
     with pytest.raises(ControlError, match="not open"):
         rig.plane.close_step("unknown", [])
-    assert not rig.plane.stage_out("unknown", ["n"], torch.tensor([0]))
-    assert not rig.plane.stage_out(None, ["n"], torch.tensor([0]))
+    assert not rig.plane.stage_out("unknown", ["n"], [0])
+    assert not rig.plane.stage_out(None, ["n"], [0])
     assert rig.plane.stats()["host_used_blocks"] == 0
 
 
@@ -176,14 +176,14 @@ def test_an_unknown_step_is_refused(rig: Rig) -> None:
 
 def test_pages_are_offered_again_until_they_are_named(rig: Rig) -> None:
     step = rig.open()
-    assert not rig.plane.stage_out(step, ["a"], torch.tensor([0]))
+    assert not rig.plane.stage_out(step, ["a"], [0])
     rig.close(step, [("a", 0, 0)])
-    assert rig.plane.stage_out(rig.open(), ["a"], torch.tensor([0]))
+    assert rig.plane.stage_out(rig.open(), ["a"], [0])
 
 
 def test_unnamed_pages_are_freed_when_the_step_closes(rig: Rig) -> None:
     step = rig.open()
-    rig.plane.stage_out(step, ["a", "b", "c"], torch.tensor([0, 1, 2]))
+    rig.plane.stage_out(step, ["a", "b", "c"], [0, 1, 2])
     assert rig.plane.stats()["staged_pages_now"] == 3
     outcome = rig.close(step, [("a", 0, 0)])
     assert outcome.resident == [0]
@@ -194,9 +194,9 @@ def test_unnamed_pages_are_freed_when_the_step_closes(rig: Rig) -> None:
 def test_a_page_offered_twice_is_copied_once(rig: Rig) -> None:
     original = rig.pool.page(0)
     step = rig.open()
-    rig.plane.stage_out(step, ["a", "b"], torch.tensor([0, 1]))
+    rig.plane.stage_out(step, ["a", "b"], [0, 1])
     rig.pool.k_buffer[0].zero_()
-    rig.plane.stage_out(step, ["a", "b", "c"], torch.tensor([0, 1, 2]))
+    rig.plane.stage_out(step, ["a", "b", "c"], [0, 1, 2])
     assert rig.plane.stats()["staged_pages"] == 3
     rig.close(step, [("a", 0, 0), ("b", 1, 1)])
     found = rig.plane.block_payload("w", 0)
@@ -208,9 +208,9 @@ def test_view_pages_offered_for_stage_out_are_never_stored(rig: Rig) -> None:
     rig.write(0, [0, 1])
     step = rig.open()
     names = rig.promise(step, [whole_block(0), whole_block(1)])
-    assert rig.plane.stage_out(step, names, torch.tensor([10, 11]))
+    assert rig.plane.stage_out(step, names, [10, 11])
     assert rig.plane.stats()["staged_pages_now"] == 0
-    assert not rig.plane.stage_out(step, [*names, "new"], torch.tensor([10, 11, 12]))
+    assert not rig.plane.stage_out(step, [*names, "new"], [10, 11, 12])
     assert rig.plane.stats()["staged_pages_now"] == 1
     assert rig.close(step, [(names[1], 7, 1)]).resident == []
     assert rig.plane.stats()["host_used_blocks"] == 2
@@ -224,14 +224,14 @@ def test_a_page_that_was_moved_to_its_place_is_never_the_truth_of_a_block(rig: R
     rig.load(step, [name], [10])
     rig.close(step, [])
     later = rig.open()
-    assert rig.plane.stage_out(later, [name], torch.tensor([10]))
+    assert rig.plane.stage_out(later, [name], [10])
     assert rig.close(later, [(name, 2, 0)]).resident == []
 
 
 def test_a_page_that_an_earlier_block_already_was_is_adopted_as_a_copy(rig: Rig) -> None:
     (name,) = rig.write(0, [0], at=3)
     step = rig.open()
-    assert rig.plane.stage_out(step, [name], torch.tensor([0]))
+    assert rig.plane.stage_out(step, [name], [0])
     assert rig.close(step, [(name, 1, 3)]).resident == [1]
     first, copy = rig.plane.block_payload("w", 0), rig.plane.block_payload("w", 1)
     assert first is not None and copy is not None
@@ -253,7 +253,7 @@ def test_a_copy_that_the_host_tier_has_no_room_for_is_reported(rig: Rig) -> None
 def test_blocks_are_a_run_without_gaps(rig: Rig) -> None:
     """What lies behind a page that was not computed would be a block that nobody asks for."""
     step = rig.open()
-    rig.plane.stage_out(step, ["a", "c"], torch.tensor([0, 2]))
+    rig.plane.stage_out(step, ["a", "c"], [0, 2])
     assert rig.close(step, [("a", 0, 0), ("b", 1, 1), ("c", 2, 2)]).resident == [0]
     assert rig.plane.stats()["host_used_blocks"] == 1
 
@@ -262,7 +262,7 @@ def test_a_resident_block_is_not_replaced(rig: Rig) -> None:
     original = rig.pool.page(0)
     rig.write(0, [0])
     step = rig.open()
-    rig.plane.stage_out(step, ["again"], torch.tensor([5]))
+    rig.plane.stage_out(step, ["again"], [5])
     assert rig.close(step, [("again", 0, 4)]).resident == [0]
     found = rig.plane.block_payload("w", 0)
     assert found is not None and torch.equal(found[0], original) and found[1] == 0
@@ -272,9 +272,9 @@ def test_a_resident_block_is_not_replaced(rig: Rig) -> None:
 def test_a_host_tier_full_of_pages_in_use_refuses_and_leaks_nothing(rig: Rig) -> None:
     pinned = rig.fill_host_with_staged_pages(HOST_BLOCKS - 2)
     step = rig.open()
-    assert not rig.plane.stage_out(step, ["x", "y", "z"], torch.tensor([0, 1, 2]))
+    assert not rig.plane.stage_out(step, ["x", "y", "z"], [0, 1, 2])
     assert rig.plane.stats()["host_used_blocks"] == HOST_BLOCKS - 2
-    assert not rig.plane.stage_out(step, ["x", "y"], torch.tensor([0, 1]))
+    assert not rig.plane.stage_out(step, ["x", "y"], [0, 1])
     outcome = rig.close(step, [("x", 20, 0), ("y", 21, 1), ("z", 22, 2)])
     assert outcome.refused_pages == 3 and outcome.resident == [20, 21]
     assert rig.plane.stats()["refused_pages"] == 3
@@ -402,7 +402,7 @@ def test_two_steps_that_name_the_same_block_at_once_keep_one(rig: Rig) -> None:
     """Both find the block absent; the arithmetic between the two locks lets them overlap."""
     steps = [rig.open(), rig.open()]
     for step in steps:
-        rig.plane.stage_out(step, [f"of {step}"], torch.tensor([0]))
+        rig.plane.stage_out(step, [f"of {step}"], [0])
     both_inside = threading.Barrier(2, timeout=5)
     means = rig.plane._adoption._means
 
@@ -447,7 +447,7 @@ def test_integrity_catches_a_planted_fault(rig: Rig, fault: str, message: str) -
     rig.write(0, [0, 1])
     step = rig.open()
     rig.promise(step, [whole_block(0)])
-    rig.plane.stage_out(step, ["new"], torch.tensor([DEVICE_PAGES - 1]))
+    rig.plane.stage_out(step, ["new"], [DEVICE_PAGES - 1])
     rig.plane.check_integrity()
     staged = rig.plane._ledger.find(step)
     assert staged is not None

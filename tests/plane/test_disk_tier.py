@@ -244,12 +244,12 @@ def test_a_disk_that_lags_is_waited_for_before_new_blocks_are_made(
     rig.write_pages(0, [0, 1, 2, 3, 4, 5], at=0)
     assert rig.plane.backlogged()
     step = rig.open()
-    assert not rig.plane.stage_out(step, ["78" * 32], torch.tensor([9]))
+    assert not rig.plane.stage_out(step, ["78" * 32], [9])
     assert rig.plane.stats()["refused_pages"] == 0 and rig.plane.stats()["lost_only_copies"] == 0
     stuck = False
     rig.until_saved()
     assert not rig.plane.backlogged()
-    rig.plane.stage_out(step, ["78" * 32], torch.tensor([9]))
+    rig.plane.stage_out(step, ["78" * 32], [9])
     assert rig.close(step, [("78" * 32, 6, 6)]).resident == [6]
 
 
@@ -333,7 +333,7 @@ def test_a_page_that_a_quantised_block_already_was_is_adopted_as_a_copy(tmp_path
     rig = DiskRig(tmp_path, disk_format="int8", host_format="int8")
     (name,) = rig.write(0, [0], at=3)
     step = rig.open()
-    assert rig.plane.stage_out(step, [name], torch.tensor([0]))
+    assert rig.plane.stage_out(step, [name], [0])
     assert rig.close(step, [(name, 1, 3)]).resident == [1]
     rig.until_saved()
     rig.restart()
@@ -352,7 +352,7 @@ def test_a_full_quantised_tier_keeps_none_of_a_step_that_finds_no_room(tmp_path:
     load = rig.plane.queue_load(step, names, [10, 11, 12, 13, 14])
     assert load is not None
     other = rig.open()
-    rig.plane.stage_out(other, ["aa" * 32, "bb" * 32], torch.tensor([5, 6]))
+    rig.plane.stage_out(other, ["aa" * 32, "bb" * 32], [5, 6])
     outcome = rig.close(other, [("aa" * 32, 5, 5), ("bb" * 32, 6, 6)])
     assert outcome.resident == [] and outcome.refused_pages == 2
     rig.plane.release_load(load)

@@ -13,7 +13,8 @@ from kvws.errors import ConfigError
 from kvws.kernels.rerope import rotate, rotation_between
 from kvws.kernels.rotary import RotaryTable
 from kvws.store.storage import SECTOR_BYTES
-from kvws.tiers.codec import PAYLOAD_FORMATS, PayloadCodec, make_codec
+from kvws.tiers.codec import PayloadCodec, make_codec
+from kvws.tiers.formats import PAYLOAD_FORMATS
 from kvws.tiers.geometry import PayloadGeometry
 
 QUANTISED = ("fp8", "int8", "int4")

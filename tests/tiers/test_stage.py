@@ -57,8 +57,8 @@ def test_pages_are_copied_out_bit_by_bit(dtype: torch.dtype) -> None:
     pool = random_pool(dtype)
     geometry = PayloadGeometry(LAYERS, HEADS, DIM, dtype)
     host = HostTier(geometry, 8 * geometry.slot_bytes)
-    copy_out(pool, torch.tensor([4, 1]), host, torch.tensor([6, 2]))
-    for slot, page in ((6, 4), (2, 1)):
+    copy_out(pool, [4, 1, 2], host, [6, 2, 3])
+    for slot, page in ((6, 4), (2, 1), (3, 2)):
         for layer in range(LAYERS):
             assert torch.equal(host.payload(slot)[0, layer], paged(pool.k_buffer[layer])[page])
             assert torch.equal(host.payload(slot)[1, layer], paged(pool.v_buffer[layer])[page])
