@@ -299,7 +299,8 @@ class DataPlane:
 
     def unsaved_blocks(self, workspace: str) -> int:
         """Blocks of a workspace that are not durable yet; 0 without a disk tier."""
-        return self._durable.writer.pending(workspace) if self._durable is not None else 0
+        with self._lock:
+            return self._durable.writer.unsaved(workspace) if self._durable is not None else 0
 
     def backlogged(self) -> bool:
         """Whether the disk lags so far behind that new blocks should wait."""
@@ -314,6 +315,8 @@ class DataPlane:
             resident = [n for n in numbers if self._table.find((workspace, n)) is not None]
             for number in resident:
                 self._repository.drop((workspace, number))
+            if self._durable is not None:
+                self._durable.writer.forget(workspace, numbers)
         if self._durable is not None:
             self._durable.disk.forget(workspace, numbers)
         return len(resident)
@@ -329,6 +332,8 @@ class DataPlane:
                 self._repository.drop((workspace, number))
             self._indexes.pop(workspace, None)
             self._relocated.pop(workspace, None)
+            if self._durable is not None:
+                self._durable.writer.forget(workspace)
         if self._durable is not None:
             self._durable.detach(workspace)
         return len(numbers)

@@ -6,7 +6,7 @@ import logging
 import mmap
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from kvws.blocks.table import RAW
 from kvws.errors import ConfigError, ControlError
 from kvws.store.block_store import BlockStore, NewBlock, StoreShape
+from kvws.store.listing import require_private
 from kvws.store.storage import Storage
 from kvws.tiers.budget import DiskBudget
 from kvws.tiers.codec import PayloadCodec
@@ -89,10 +90,20 @@ class DiskTier:
         if workspace in self._stores:
             raise ControlError(f"workspace {workspace} is attached already")
         path = directory / f"rank-{self._rank}"
+        if path.is_symlink() or path.exists():
+            require_private(path)
         self.budget.opening(path)
         store = BlockStore.open(
             self._storage, path, self.shape, self.budget, rank=self._rank
         )
+        found = store.recovery
+        if any(astuple(found)):
+            logger.warning(
+                "kvws: workspace %s was repaired: %d bytes cut off its index, %d damaged bytes "
+                "and %d unknown records in it, %d blocks dropped whose segments are gone",
+                workspace,
+                *astuple(found),
+            )
         self._stores[workspace], self._paths[workspace] = store, path
         return store
 

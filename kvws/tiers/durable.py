@@ -32,6 +32,7 @@ class DurableBlocks:
         self.writer = WriteBehind(repository, disk)
         self.lifter = Lifter(repository, disk, on_thread_start=on_thread_start)
         self._repository = repository
+        repository.on_lost_copy = self.writer.note_lost_copy
         repository.only_copies_may_go = lambda: self.writer.paused_because is not None
         self.writer.start(on_thread_start)
 

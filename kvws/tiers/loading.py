@@ -71,7 +71,7 @@ class Loader:
         arrived = 0
         while True:
             while arrived < len(lifts) and (lifts[arrived].done.done() or not ready):
-                _wait_for(lifts[arrived])
+                _wait_for(lifts[arrived], lifts)
                 ready += completed_by[arrived]
                 arrived += 1
             is_last_group = arrived == len(lifts)
@@ -99,10 +99,14 @@ class Loader:
                 time.sleep(0.01)
 
 
-def _wait_for(lift: Lift) -> None:
+def _wait_for(lift: Lift, all_lifts: Sequence[Lift]) -> None:
+    """Wait for a lift. If it fails, wait for all: the caller computes every lost block again
+    before it tries once more, so that no attempt stumbles over the next one."""
     try:
         lift.done.result()
     except Exception as error:
+        for other in all_lifts:
+            other.done.exception()
         raise LoadFailed(f"a promised page cannot be read from disk: {error}") from error
 
 

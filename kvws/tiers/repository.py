@@ -35,6 +35,8 @@ class Repository:
         self.table = BlockTable()
         self.only_copies_may_go: Callable[[], bool] = lambda: True
         """Whether unsaved blocks are not, or no longer, on their way to the disk."""
+        self.on_lost_copy: Callable[[BlockId], None] = lambda block: None
+        """Told when the only copy of a block was given up."""
         self.in_transit: set[int] = set()
         """Host slots that blocks are being read into."""
         self.evicted_blocks = 0
@@ -81,6 +83,7 @@ class Repository:
             else:
                 self.table.drop(block)
                 self.lost_only_copies += 1
+                self.on_lost_copy(block)
         return len(victims)
 
     def _entry(self, block: BlockId) -> Residency:

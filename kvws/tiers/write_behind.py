@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,7 @@ class WriteBehind:
         self._disk = disk
         self._queue: deque[_Queued] = deque()
         self._pending: Counter[str] = Counter()
+        self._lost_copies: defaultdict[str, set[int]] = defaultdict(set[int])
         self._changed = threading.Condition(repository.lock)
         self._closing = False
         self.paused_because: str | None = None
@@ -55,13 +56,29 @@ class WriteBehind:
 
     def enqueue(self, block: BlockId, entry: Residency, row: torch.Tensor) -> None:
         """Queue a block that was just entered into the repository. Lock held."""
+        workspace, number = block
         self._queue.append(_Queued(block, entry, row))
-        self._pending[block[0]] += 1
+        self._pending[workspace] += 1
+        self._lost_copies[workspace].discard(number)  # it was computed again
         self._changed.notify()
 
-    def pending(self, workspace: str) -> int:
-        """Blocks of a workspace that are not durable yet."""
-        return self._pending[workspace]
+    def note_lost_copy(self, block: BlockId) -> None:
+        """A queued block lost its only copy: it stays unsaved until it is computed again. Lock
+        held."""
+        workspace, number = block
+        self._lost_copies[workspace].add(number)
+
+    def forget(self, workspace: str, numbers: Sequence[int] | None = None) -> None:
+        """Nobody waits any more for blocks that lost their copies; for any if None. Lock held."""
+        if numbers is None:
+            self._lost_copies.pop(workspace, None)
+        else:
+            self._lost_copies[workspace].difference_update(numbers)
+
+    def unsaved(self, workspace: str) -> int:
+        """Blocks of a workspace that are not durable: queued, or lost before they were. Lock
+        held."""
+        return self._pending[workspace] + len(self._lost_copies[workspace])
 
     @property
     def backlog_blocks(self) -> int:

@@ -58,6 +58,7 @@ def replay(*arguments: object) -> Result:
 def assert_one_clear_line(result: Result, *words: str) -> None:
     assert result.exit_code == 1, result.output
     lines = [line for line in result.output.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("starting the engine")]  # progress
     assert lines[0].startswith("kvws: ")
     assert lines[1].startswith("hint: ")
     assert len(lines) == 2, result.output
@@ -130,7 +131,13 @@ def test_a_report_that_could_not_be_written(trace: Path, tmp_path: Path) -> None
 
 
 def test_a_host_tier_size_that_is_no_size(trace: Path) -> None:
-    assert_one_clear_line(replay(trace, "--host-bytes", "plenty"), "host_bytes")
+    assert_one_clear_line(replay(trace, "--host-gb", "plenty"), "host_gb", "plenty")
+
+
+@pytest.mark.parametrize("option", ["--host-gb", "--disk-gb"])
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "inf"])
+def test_a_tier_of_no_size(trace: Path, option: str, size: str) -> None:
+    assert_one_clear_line(replay(trace, option, size), "above zero")
 
 
 def test_a_misspelt_setting_in_the_configuration_file(

@@ -11,9 +11,9 @@ import torch
 
 from kvws.blocks.page import PageSource, Slice, whole_block
 from kvws.engine.data_plane import DataPlane
-from kvws.errors import ConfigError, DiskTierFull, LoadFailed
+from kvws.errors import ConfigError, DiskTierFull, LoadFailed, UnsafeStore
 from kvws.store.posix import PosixStorage
-from kvws.tiers import write_behind
+from kvws.tiers import lift, write_behind
 from kvws.tiers.budget import DiskBudget
 from kvws.tiers.codec import make_codec
 from kvws.tiers.disk import DiskTier, UnsavedBlock
@@ -219,14 +219,54 @@ def test_a_disk_in_trouble_pauses_and_recovers_by_itself(
     assert not rig.plane.backlogged(), "nobody waits for a disk in trouble"
     rig.write_pages(4, [4, 5, 6, 7], at=4)
     assert rig.plane.stats()["lost_only_copies"] == 2
+    lost = sorted(set(range(8)) - set(rig.plane._table.blocks_of("w")))
     eventually(lambda: rig.plane.stats()["disk_failed_writes"] > 2)
     in_trouble = False
-    rig.until_saved()
+    eventually(lambda: rig.plane.stats()["disk_backlog_blocks"] == 0)
     assert rig.plane.stats()["disk_paused"] == 0
+    assert rig.plane.unsaved_blocks("w") == 2, "what was given up is not acknowledged"
+    rig.write(lost[0], [lost[0]], at=lost[0])
+    rig.plane.forget("w", lost[1:])
+    rig.until_saved()
     assert sum("paused" in record.message for record in caplog.records) == 1
     assert sum("again" in record.message for record in caplog.records) == 1
     rig.restart()
-    assert len(rig.held) == 6
+    assert rig.held == sorted(set(range(8)) - set(lost[1:]))
+
+
+def test_a_folder_of_a_rank_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "rank-0").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeStore):
+        DiskRig(tmp_path)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_every_block_that_cannot_be_read_is_missing_after_one_attempt(
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each attempt of a step would uncover only what it happened to read first."""
+    for block in range(0, 12, 2):
+        rig.write_pages(block, [block], at=block)
+        rig.until_saved()
+    monkeypatch.setattr(lift, "RUN_BLOCKS", 1)
+    rig.restart()
+
+    def failing(workspace: str, run: tuple[int, ...], slots: tuple[int, ...]) -> None:
+        time.sleep(0.01 * run[0])
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(rig.disk, "read", failing)
+    step = rig.open()
+    view = [(f"page {block}", whole_block(block)) for block in range(0, 12, 2)]
+    assert rig.plane.promise(step, view) == []
+    load = rig.plane.queue_load(step, [name for name, _ in view], list(range(10, 16)))
+    assert load is not None
+    with pytest.raises(LoadFailed):
+        rig.plane.fill([load], rig.layers_done.append)
+    rig.plane.release_load(load, failed=True)
+    assert rig.plane.promise(step, view) == list(range(0, 12, 2))
+    rig.close(step, [])
 
 
 def test_a_disk_that_lags_is_waited_for_before_new_blocks_are_made(
