@@ -7,8 +7,10 @@ that no promise and no staged page outlives its step.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,11 +20,30 @@ from kvws.errors import EngineError, HostTierFull, LoadFailed, PoisonedView
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.recall.view import ExecutionView, Prompt
-from kvws.session.ingest import current_view, grown_view, window
-from kvws.session.workspace import Workspace
+from kvws.session.ingest import current_view, grown_view, runs_of, window
+from kvws.session.workspace import Thread, Workspace
 
 _BARREN_PASSES = 3
 """Passes in a row, each but the first in a fresh namespace, that may register nothing."""
+
+_REPAIR_ROUNDS = 4
+"""Times that a view's lost blocks are computed again before it is given up."""
+
+_REPAIR_ATTEMPTS = 2
+"""Passes that may fail to hand over the pages of lost blocks, the second in a fresh namespace."""
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """How an agent's step ends.
+
+    Attributes:
+        generated: decoded tokens whose KV exists.
+        note: what the caller wants kept with the step's report; plain data.
+    """
+
+    generated: Sequence[int]
+    note: Any
 
 
 class EngineStep:
@@ -62,18 +83,33 @@ class EngineStep:
 
         Raises:
             LoadFailed: a lost block could not be computed again.
+            HostTierFull: blocks are lost as fast as they are computed again.
         """
-        view = ExecutionView.of_blocks(blocks)
-        workspace = self._workspace
-        while True:
-            prompt = Prompt.compose(
-                view, new_tokens, workspace.namespace, workspace.block_tokens
-            )
-            missing = await self._engine.promise(self.id, prompt.promised_pages())
+        for _ in range(_REPAIR_ROUNDS):
+            prompt, missing = await self.promise_held(blocks, new_tokens)
             if not missing:
                 return prompt
-            for block in missing:
-                await repair(block, workspace, self._engine, self._limits, self._report)
+            await repair(missing, self._workspace, self._engine, self._limits, self._report)
+        raise HostTierFull(
+            f"the host tier does not hold a view of {len(blocks)} blocks", hint="raise --host-gb"
+        )
+
+    async def promise_held(
+        self, blocks: Sequence[int], new_tokens: Sequence[int]
+    ) -> tuple[Prompt, list[int]]:
+        """Commit a view if no block of it is lost.
+
+        Returns:
+            (the prompt, the lost blocks); if there are any, nothing was promised.
+        """
+        workspace = self._workspace
+        prompt = Prompt.compose(
+            ExecutionView.of_blocks(blocks),
+            new_tokens,
+            workspace.namespace,
+            workspace.block_tokens,
+        )
+        return prompt, await self._engine.promise(self.id, prompt.promised_pages())
 
     async def run(
         self,
@@ -129,39 +165,72 @@ class EngineStep:
             )
 
     async def register(
-        self, prompt: Prompt, line: tuple[int, ...], generated: Sequence[int] = ()
+        self,
+        prompt: Prompt,
+        thread: Thread,
+        line: tuple[int, ...],
+        view: tuple[int, ...],
+        end: StepEnd | None = None,
     ) -> tuple[int, ...]:
-        """Close the step: the full pages behind the view become blocks that continue `line`.
+        """Close the step: the full pages behind the view become blocks that continue `line`, the
+        thread moves on behind them, and the journal has all that as one commit.
 
         Args:
-            generated: decoded tokens whose KV exists.
+            view: the blocks that the pass was computed behind.
+            end: the agent's step ends here, and the commit has its report as well.
 
         Returns:
             The new blocks that every rank holds: a run without gaps. It ends early when the host
             tier is full, or when the tree took a new page for a view page of the same tokens and
             so did not compute it; the next pass, in a fresh namespace, will.
         """
+        begin = time.perf_counter()
         workspace = self._workspace
-        pages = prompt.new_pages(generated)
+        generated = end.generated if end is not None else ()
         tail = [*prompt.token_ids[prompt.view.tokens :], *generated]
         async with workspace.registration:
-            first_fresh = workspace.block_count
+            known = len(workspace.continuation(line, tail))
             numbers = workspace.allocate(line, tail)
+            workspace.announce(numbers[known:])
+            pages = prompt.new_pages(generated)
             named = [(name, n, at) for (name, at), n in zip(pages, numbers, strict=True)]
-            resident = await self._close(named)
-            held = next((i for i, n in enumerate(numbers) if n not in resident), len(numbers))
-            given_back = [n for n in numbers[held:] if n >= first_fresh]
-            workspace.take_back(given_back)
-            if given_back:  # some ranks may hold what another does not
-                await self._engine.forget(workspace.name, given_back)
+            try:
+                resident = await self._close(named)
+                held = next((i for i, n in enumerate(numbers) if n not in resident), len(numbers))
+                given_back = numbers[max(held, known) :]
+                workspace.take_back(given_back)
+                if given_back:  # some ranks may hold what another does not
+                    await self._engine.forget(workspace.name, given_back)
+            except BaseException:
+                workspace.leave_unsettled(numbers[known:])
+                raise
+            new, fresh = tuple(numbers[:held]), numbers[known:held]
+            self._count_again(fresh)
+            ended = None
+            if end is not None:
+                self._report.ms.register = 1e3 * (time.perf_counter() - begin)
+                ended = (self._report, end.note)
+            workspace.record(thread, line + new, grown_view(view, new), fresh, ended=ended)
         if held < len(numbers) and not self.host_full:
             workspace.start_new_epoch()
-        return tuple(numbers[:held])
+        await workspace.journal.written()
+        return new
 
-    async def recompute(self, prompt: Prompt, block: int) -> bool:
-        """Close the step: the first page behind the view becomes `block` again."""
-        page_hash, index = prompt.new_pages()[0]
-        return block in await self._close([(page_hash, block, index)])
+    def _count_again(self, blocks: Sequence[int]) -> None:
+        again = self._workspace.acknowledged_before.intersection(blocks)
+        self._report.recomputed_acknowledged_blocks += len(again)
+
+    async def recompute(self, prompt: Prompt, blocks: Sequence[int]) -> bool:
+        """Close the step: the pages behind the view become these blocks again.
+
+        Returns whether every rank has all of them.
+        """
+        pages = zip(prompt.new_pages(), blocks, strict=True)
+        resident = await self._close([(name, block, at) for (name, at), block in pages])
+        again = resident.intersection(blocks)
+        self._report.repaired_blocks += len(again)
+        self._count_again(list(again))
+        return len(again) == len(blocks)
 
     async def _close(self, named: Sequence[tuple[str, int, int]]) -> frozenset[int]:
         self._open = False
@@ -177,6 +246,7 @@ async def ingest(
     line: tuple[int, ...],
     view: tuple[int, ...],
     workspace: Workspace,
+    thread: Thread,
     engine: Engine,
     limits: Limits,
     report: StepReport,
@@ -189,7 +259,8 @@ async def ingest(
         view: the current view; used while the chunk fits beside it, else sink + newest tail.
 
     Returns:
-        (line, view), both with the new blocks at the end.
+        (line, view), both with the new blocks at the end; the thread's own are moved on with them
+        after every chunk, so that a step that is cut off goes on from where it was.
 
     Raises:
         HostTierFull: the new blocks could not be kept.
@@ -206,10 +277,10 @@ async def ingest(
             prompt = await step.promise(view, chunk)
             async for _ in step.run(prompt, rid=f"{step.id}.ingest", max_new_tokens=0):
                 pass
-            new = await step.register(prompt, line)
+            new = await step.register(prompt, thread, line, view)
         if not new and step.host_full:
             raise HostTierFull(
-                f"{len(chunk)} new tokens could not be kept as blocks", hint="raise --host-bytes"
+                f"{len(chunk)} new tokens could not be kept as blocks", hint="raise --host-gb"
             )
         barren_passes = 0 if new else barren_passes + 1
         if barren_passes == _BARREN_PASSES:
@@ -217,39 +288,59 @@ async def ingest(
                 f"{len(chunk)} tokens were computed {barren_passes} times and never staged out",
                 hint="the engine's log says why stage-out fails",
             )
-        line, view = line + new, grown_view(view, new)
+        line, view = thread.line, thread.view
         done += len(new) * BLOCK_TOKENS
     return line, view
 
 
 async def repair(
-    block: int, workspace: Workspace, engine: Engine, limits: Limits, report: StepReport
+    lost: Sequence[int], workspace: Workspace, engine: Engine, limits: Limits, report: StepReport
 ) -> None:
-    """Compute a lost block's KV again from its tokens, over the window that preceded it.
+    """Compute lost blocks' KV again from their tokens.
+
+    Blocks that followed each other are computed together, over those of the blocks before them
+    that are still there: repairing what is in the way as well would have no end on a tier that
+    is too small for it.
 
     Raises:
-        LoadFailed: the engine did not hand the block's page over, twice.
-        HostTierFull: there is no room to keep it.
+        LoadFailed: the engine did not hand a block's page over, twice.
+        HostTierFull: there is no room to keep them.
     """
-    tokens = workspace.block_tokens(block)
-    view = window(tuple(workspace.lineage(block)), limits.sink_blocks, limits.budget_blocks)
-    for _ in range(2):
-        async with EngineStep(workspace, engine, limits, report) as step:
-            prompt = await step.promise(view, tokens)
-            async for _ in step.run(prompt, rid=f"{step.id}.repair", max_new_tokens=0):
-                pass
-            if await step.recompute(prompt, block):
-                report.repaired_blocks += 1
-                return
-        if step.host_full:
-            raise HostTierFull(
-                f"block {block} of workspace {workspace.name} is lost, and there is no room to "
-                "keep it once it is computed again",
-                hint="raise --host-bytes",
+    for run in runs_of(lost, workspace, limits.chunk_tokens // BLOCK_TOKENS):
+        for _ in range(_REPAIR_ATTEMPTS):
+            async with EngineStep(workspace, engine, limits, report) as step:
+                prompt = await _promise_before(run, step, workspace, limits)
+                async for _ in step.run(prompt, rid=f"{step.id}.repair", max_new_tokens=0):
+                    pass
+                if await step.recompute(prompt, run):
+                    break
+            if step.host_full:
+                raise HostTierFull(
+                    f"blocks {run} of workspace {workspace.name} are lost, and there is no room "
+                    "to keep them once they are computed again",
+                    hint="raise --host-gb",
+                )
+            # The tree holds a page as "stored" and does not offer it again; a fresh namespace
+            # does.
+            workspace.start_new_epoch()
+        else:
+            raise LoadFailed(
+                f"blocks {run} of workspace {workspace.name} are lost and could not be computed "
+                "again",
+                hint="the engine's log says why stage-out fails",
             )
-        # The tree holds the page as "stored" and does not offer it again; a fresh namespace does.
-        workspace.start_new_epoch()
-    raise LoadFailed(
-        f"block {block} of workspace {workspace.name} is lost and could not be computed again",
-        hint="the engine's log says why stage-out fails",
-    )
+
+
+async def _promise_before(
+    run: Sequence[int], step: EngineStep, workspace: Workspace, limits: Limits
+) -> Prompt:
+    """Promise the window that preceded blocks, as far as it is there."""
+    tokens = workspace.tokens_of(run)
+    line = tuple(workspace.lineage(run[0]))
+    budget_blocks = min(limits.budget_blocks, limits.room_blocks(len(tokens)))
+    view = window(line, limits.sink_blocks, budget_blocks)
+    while True:
+        prompt, missing = await step.promise_held(view, tokens)
+        if not missing:
+            return prompt
+        view = tuple(block for block in view if block not in missing)

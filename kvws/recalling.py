@@ -114,7 +114,6 @@ async def recall(
                 budget_blocks=limits.budget_blocks,
                 room_blocks=question.room_blocks,
             )
-        thread.kept_last_view = plan.unchanged
         report.recalled, report.unchanged = True, plan.unchanged
         report.decisions = plan.decisions
         if plan.unchanged and speculative:

@@ -12,13 +12,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.protocol import Chunk, Engine
 from kvws.errors import LoadFailed, PoisonedView, PromptError
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
-from kvws.prefill import EngineStep, ingest
+from kvws.prefill import EngineStep, StepEnd, ingest
 from kvws.recalling import Question, recall
-from kvws.session.ingest import ahead_of_query, grown_view
+from kvws.session.ingest import ahead_of_query
 from kvws.session.workspace import Thread, Workspace
 
 _ATTEMPTS = 3
@@ -36,6 +37,7 @@ class StepRequest:
             generated one, is what the next prompt continues with.
         sampling: further sampling parameters, as the engine spells them.
         logprob_token_ids: report the log-probability of these ids at each generated token.
+        note: kept with the step's report in the workspace's journal; plain data.
     """
 
     thread: str
@@ -44,6 +46,7 @@ class StepRequest:
     keep_generated: bool = True
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     logprob_token_ids: Sequence[int] | None = None
+    note: Any = None
 
 
 StepOutput = Chunk | StepReport
@@ -106,14 +109,18 @@ async def _attempt(
     async with workspace.registration:
         aligned = workspace.align(request.token_ids)
     line, view, query = aligned.line, thread.view, aligned.pending
-    report.new_tokens = len(query)
+    unfinished_tokens = BLOCK_TOKENS * len(thread.unfinished.intersection(line))
+    report.new_tokens = unfinished_tokens + len(query)
+    if report.retries == 0:  # a later attempt finds what this very report has counted already
+        report.resumed_tokens = unfinished_tokens
+        report.computed_tokens = unfinished_tokens
     beside = len(query) + limits.answer_tokens(request.max_new_tokens)
     fits_as_it_is = len(line) <= limits.budget_blocks and limits.fits(len(line), beside)
     if not fits_as_it_is:
         ahead = ahead_of_query(len(query), limits.query_tokens)
         with report.ms.measure("ingest"):
             line, view = await ingest(
-                query[:ahead], line, view, workspace, engine, limits, report
+                query[:ahead], line, view, workspace, thread, engine, limits, report
             )
         query = query[ahead:]
     report.query_tokens = len(query)
@@ -151,8 +158,7 @@ async def _attempt(
                     report.generated_tokens = len(generated)
                     report.view_blocks = len(view)
                     kept = generated[:-1] if request.keep_generated else ()
-                    with report.ms.measure("register"):
-                        new = await step.register(prompt, line, kept)
-                    thread.line, thread.view = line + new, grown_view(view, new)
+                    end = StepEnd(kept, request.note)
+                    await step.register(prompt, thread, line, view, end)
                 yield chunk
     yield report

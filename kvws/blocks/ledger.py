@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvws.blocks.page import PageSource
+from kvws.blocks.table import BlockId
 
 
 class Promise(NamedTuple):
@@ -28,6 +29,7 @@ class OpenStep:
 
     Attributes:
         workspace: whose blocks its pages are made of.
+        wanted: blocks of every view that the step asked for, promised or not yet.
         promised: hashes of the pages of every view that the step has committed.
         staged: page hash → host slot, for the pages that the step computed.
         refused_pages: offers of pages that the host tier had no room for.
@@ -36,6 +38,7 @@ class OpenStep:
     """
 
     workspace: str
+    wanted: set[int] = field(default_factory=set[int])
     promised: set[str] = field(default_factory=set[str])
     staged: dict[str, int] = field(default_factory=dict[str, int])
     refused_pages: int = 0
@@ -80,6 +83,14 @@ class StepLedger:
             if self._holders[page_hash] == 0:
                 del self._holders[page_hash], self._promises[page_hash]
         return entry
+
+    def wants(self, block: BlockId) -> bool:
+        """Whether an open step asked for a block."""
+        workspace, number = block
+        return any(
+            entry.workspace == workspace and number in entry.wanted
+            for entry in self._steps.values()
+        )
 
     @property
     def open_steps(self) -> int:

@@ -23,6 +23,7 @@ class Residency:
         first_position: rotary position baked into the host copy's K of the block's first token;
             RAW when that K is un-rotated.
         importance: norm of the block's mean raw K; breaks ties when host copies are given up.
+        young_until: the selection from which on its host copy may be given up like any other.
         stored: there is a durable copy on disk.
         pins: readers and writers of the slot right now; it stays where it is.
         dropped: out of the table; the slot is freed when the last pin goes.
@@ -32,6 +33,7 @@ class Residency:
     slot: int | None
     first_position: int
     importance: float = 0.0
+    young_until: float = 0.0
     stored: bool = False
     pins: int = 0
     dropped: bool = False

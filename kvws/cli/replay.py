@@ -11,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvws.cli.options import engine_settings, settings_options
 from kvws.config import resolve_settings
+from kvws.errors import ConfigError
 from kvws.replay.loaders import load_trace
 from kvws.replay.report import as_json, print_report, require_writable, write_json
-from kvws.replay.run import ReplayedStep, ReplayOptions, SessionReplay
+from kvws.replay.run import ReplayedStep, ReplayOptions, SessionReplay, workspace_name
+from kvws.replay.watching import watched_steps
 
 
 @click.command()
@@ -40,6 +42,13 @@ from kvws.replay.run import ReplayedStep, ReplayOptions, SessionReplay
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), help="Write the report there."
 )
+@click.option(
+    "--journal",
+    "lines_path",
+    type=click.Path(path_type=Path),
+    help="Append a line of JSON there as each step ends.",
+)
+@click.option("--resume", is_flag=True, help="Go on with a replay that --disk-dir has.")
 def replay(
     trace: Path,
     max_steps: int,
@@ -48,13 +57,19 @@ def replay(
     compare: str | None,
     compare_every: int,
     json_path: Path | None,
+    lines_path: Path | None,
+    resume: bool,
     **flags: Any,
 ) -> None:
     """Replay a recorded TRACE: Claude Code JSONL, mini-swe-agent or OpenAI chat JSON, .xz too."""
     settings = resolve_settings(flags).settings
     limits = settings.limits()
+    if resume and not settings.disk_dir:
+        raise ConfigError("only a stored replay can be resumed", hint="give its --disk-dir")
     if json_path is not None:
-        require_writable(json_path)
+        require_writable(json_path, "--json")
+    if lines_path is not None:
+        require_writable(lines_path, "--journal")
     session = load_trace(trace)
     options = ReplayOptions(
         max_steps=max_steps,
@@ -62,38 +77,56 @@ def replay(
         generate_tokens=generate,
         compare_every=compare_every if compare else 0,
     )
+    name = workspace_name(session, trace.read_bytes(), settings.model, limits, options)
     start = engine_settings(settings, limits)
 
     from kvws.engine.launch import running_engine
     from kvws.replay.render import ChatRenderer
 
     steps: list[ReplayedStep] = []
-    with _progress() as progress:
+    errors = Console(stderr=True)
+    with _progress(errors) as progress:
         task = progress.add_task("starting the engine", total=None)
         with running_engine(start) as running:
-            renderer = ChatRenderer(start.model)
-            run = SessionReplay(session, renderer, running.engine, limits, options)
-            progress.update(task, description="replaying", total=run.planned_steps)
 
-            async def collect() -> None:
-                async for step in run.steps():
+            async def run_all() -> SessionReplay:
+                run = await SessionReplay.open(
+                    session,
+                    ChatRenderer(start.model),
+                    running.engine,
+                    limits,
+                    options,
+                    name=name,
+                    store=running.store,
+                    identity=running.identity,
+                    resume=resume,
+                )
+                if resume and not run.restored.steps:
+                    errors.print(f"no finished step is stored as {name}: from the beginning")
+                progress.update(task, description="replaying", total=run.planned_steps)
+                async for step in watched_steps(run, lines_path):
                     steps.append(step)
                     progress.update(task, completed=step.number)
+                return run
 
-            running.run(collect())
-    skipped = run.skipped_steps
+            run = running.run(run_all())
     console = Console(width=None if Console().is_terminal else 170)
-    print_report(console, session, limits, steps, skipped_steps=skipped)
+    skipped, resumption = run.skipped_steps, run.resumption(steps)
+    print_report(
+        console, session, limits, steps, skipped_steps=skipped, resumption=resumption
+    )
     if json_path is not None:
-        report = as_json(session, settings.model, limits, steps, skipped_steps=skipped)
+        report = as_json(
+            session, settings.model, limits, steps, skipped_steps=skipped, resumption=resumption
+        )
         write_json(json_path, report)
 
 
-def _progress() -> Progress:
+def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
     )

@@ -42,6 +42,7 @@ class SglangEngine:
         self._liveness = liveness
         self._context_tokens = context_tokens
         self._block_bytes = block_bytes
+        self._backlogged = False
 
     @property
     def context_tokens(self) -> int:
@@ -54,6 +55,9 @@ class SglangEngine:
     # ---- data plane --------------------------------------------------------------------------
 
     async def open_step(self, step: str, workspace: str) -> None:
+        while self._backlogged:  # back-pressure: no new blocks faster than the disk takes them
+            await asyncio.sleep(_BACKLOG_POLL_S)
+            self._backlogged = any(await self._ranks.call("backlogged"))
         await self._ranks.call("open_step", step=step, workspace=workspace)
 
     async def promise(self, step: str, view: Sequence[tuple[str, PageSource]]) -> list[int]:
@@ -62,10 +66,7 @@ class SglangEngine:
 
     async def close_step(self, step: str, named: Sequence[tuple[str, int, int]]) -> ClosedStep:
         replies = await self._ranks.call("close_step", step=step, named=list(named))
-        backlogged = any(reply["backlogged"] for reply in replies)
-        while backlogged:  # back-pressure: a caller makes no new blocks faster than the disk
-            await asyncio.sleep(_BACKLOG_POLL_S)
-            backlogged = any(await self._ranks.call("backlogged"))
+        self._backlogged = any(reply["backlogged"] for reply in replies)
         return ClosedStep(
             resident=frozenset.intersection(*(frozenset(r["resident"]) for r in replies)),
             host_full=any(reply["refused_pages"] for reply in replies),
@@ -94,8 +95,13 @@ class SglangEngine:
         await self._ranks.call("drop_workspace", workspace=workspace)
 
     async def attach(self, workspace: str, directory: str) -> frozenset[int]:
-        held = await self._ranks.call("attach", workspace=workspace, directory=directory)
-        return frozenset.intersection(*(frozenset(numbers) for numbers in held))
+        replies = await self._ranks.call("attach", workspace=workspace, directory=directory)
+        held = [frozenset(numbers) for numbers in replies]
+        everywhere = frozenset.intersection(*held)
+        somewhere = frozenset().union(*held) - everywhere
+        if somewhere:  # its other heads would be computed anew, behind another view
+            await self.forget(workspace, sorted(somewhere))
+        return everywhere
 
     async def unsaved_blocks(self, workspace: str) -> int:
         return max(await self._ranks.call("unsaved_blocks", workspace=workspace))

@@ -88,6 +88,7 @@ class DataPlane:
         )
         self._adoption = Adoption(self._repository, self._durable, rotary, self._index)
         self._ledger = StepLedger()
+        self._repository.is_wanted = self._ledger.wants
         self._indexes: dict[str, MeanKIndex] = {}
         # By workspace: pages that were filled from a block computed as another page. What lies on
         # the device under such a name is a copy that was moved, never the truth of a block.
@@ -122,8 +123,9 @@ class DataPlane:
                 raise ControlError(f"step {step} is not open")
             wanted = {piece.block for _, source in view for piece in source}
             missing = sorted(b for b in wanted if self._table.find((entry.workspace, b)) is None)
+            entry.wanted |= wanted
+            self._repository.retrieve((entry.workspace, number) for number in wanted)
             if not missing:
-                self._repository.retrieve((entry.workspace, number) for number in wanted)
                 for index, (page_hash, source) in enumerate(view):
                     self._ledger.promise(step, page_hash, index, source)
             return missing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def install() -> None:
         return
     if multiprocessing.parent_process() is not None:
         _log_to_file(Path(control_dir) / LOG_NAME)
+        threading.Thread(target=_end_with_the_front_process, daemon=True).start()
 
     import torch
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
@@ -76,6 +78,15 @@ def _examine_model(result: Any, runner: Any, *args: Any, **kw: Any) -> Any:
         report_startup_error(Path(os.environ[CONTROL_DIR_VARIABLE]), error)
         raise
     return result
+
+
+def _end_with_the_front_process() -> None:
+    """SGLang asks the kernel to be killed with its parent, but a parent that died before it asked
+    leaves an orphan behind."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _log_to_file(path: Path) -> None:

@@ -105,7 +105,24 @@ class Engine(Protocol):
     ) -> ClosedStep: ...
 
     async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
-        """Drop the bytes of blocks on every rank."""
+        """Drop the bytes of blocks on every rank, durably."""
+        ...
+
+    async def drop_workspace(self, workspace: str) -> None:
+        """Drop a workspace's blocks and index on every rank."""
+        ...
+
+    async def attach(self, workspace: str, directory: str) -> frozenset[int]:
+        """Open a workspace's folder on every rank.
+
+        Returns:
+            the blocks that every rank holds durably, with their index rows. What only some ranks
+            held is dropped.
+        """
+        ...
+
+    async def unsaved_blocks(self, workspace: str) -> int:
+        """Blocks that some rank has not made durable yet; 0 without a disk tier."""
         ...
 
     async def watch_queries(self, rid: str, first_position: int) -> None:

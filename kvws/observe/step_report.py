@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
-from kvws.recall.plan import Decision
+from kvws.recall.plan import Action, Decision, Reason
 
 
 @dataclass
@@ -42,9 +43,11 @@ class StepReport:
     Attributes:
         thread: name of the thread.
         prompt_tokens: length of the client's whole prompt.
-        new_tokens: tokens of it that were not in the log as blocks.
+        new_tokens: tokens of it that were not in the log as blocks when the step first began.
+        resumed_tokens: those of them that an attempt which never ended had left as blocks.
         query_tokens: those of them that the answer was asked with, behind the view.
-        computed_tokens: prompt tokens the engine computed, over all its passes.
+        computed_tokens: prompt tokens the engine computed, over all its passes, those of
+            `resumed_tokens` included.
         generated_tokens: tokens decoded.
         view_blocks: blocks of the execution view.
         recalled: whether a selection took place (otherwise everything fitted).
@@ -52,6 +55,8 @@ class StepReport:
         passes: engine requests made.
         retries: times the step began anew after a lost block or a poisoned view.
         repaired_blocks: lost blocks whose tokens were prefilled again.
+        recomputed_acknowledged_blocks: blocks computed again although an earlier life of the
+            workspace had acknowledged them as durable.
         loaded_pages: pages staged in from the host tier.
         decisions: fate of each block, of recall steps.
         ms: wall times.
@@ -60,6 +65,7 @@ class StepReport:
     thread: str
     prompt_tokens: int = 0
     new_tokens: int = 0
+    resumed_tokens: int = 0
     query_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
@@ -69,6 +75,44 @@ class StepReport:
     passes: int = 0
     retries: int = 0
     repaired_blocks: int = 0
+    recomputed_acknowledged_blocks: int = 0
     loaded_pages: int = 0
     decisions: tuple[Decision, ...] = ()
     ms: Timings = field(default_factory=Timings)
+
+
+def report_to_plain(report: StepReport) -> dict[str, Any]:
+    """A report as JSON takes it; decisions as [block, action, reason, score]."""
+    plain = asdict(report)
+    plain["decisions"] = [
+        [d.block, d.action.value, d.reason.value, d.score] for d in report.decisions
+    ]
+    return plain
+
+
+def report_from_plain(plain: Mapping[str, Any]) -> StepReport:
+    """The report that `report_to_plain` was given. Counts it does not name are 0.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is no report.
+    """
+    counts = {
+        each.name: plain[each.name]
+        for each in fields(StepReport)
+        if each.name in plain and each.name not in ("thread", "decisions", "ms")
+    }
+    if not isinstance(plain.get("thread"), str) or not _are_numbers(counts):
+        raise ValueError("a report without a thread or with a count that is none")
+    times = plain.get("ms", {})
+    ms = {part.name: times[part.name] for part in fields(Timings) if part.name in times}
+    if not _are_numbers(ms):
+        raise ValueError("a report with a time that is none")
+    decisions = tuple(
+        Decision(block, Action(action), Reason(reason), score)
+        for block, action, reason, score in plain.get("decisions", ())
+    )
+    return StepReport(plain["thread"], **counts, decisions=decisions, ms=Timings(**ms))
+
+
+def _are_numbers(values: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, int | float) for value in values.values())

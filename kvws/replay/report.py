@@ -16,7 +16,8 @@ from rich.table import Table
 
 from kvws.errors import ConfigError
 from kvws.limits import Limits
-from kvws.replay.run import ReplayedStep
+from kvws.observe.step_report import report_to_plain
+from kvws.replay.run import ReplayedStep, Resumption
 from kvws.replay.trace import Trace
 
 
@@ -95,6 +96,7 @@ def as_json(
     steps: Sequence[ReplayedStep],
     *,
     skipped_steps: int,
+    resumption: Resumption | None,
 ) -> dict[str, Any]:
     """The whole report. Times in milliseconds, sizes in tokens, blocks of 32 tokens, or bytes."""
     return {
@@ -103,29 +105,28 @@ def as_json(
         "limits": asdict(limits),
         "totals": asdict(summarise(steps)),
         "skipped_steps": skipped_steps,
-        "steps": [_step_as_json(step) for step in steps],
+        "resumed": None if resumption is None else asdict(resumption),
+        "steps": [step_as_json(step) for step in steps],
     }
 
 
-def _step_as_json(step: ReplayedStep) -> dict[str, Any]:
-    report = asdict(step.report)
-    report["decisions"] = [
-        [d.block, d.action.value, d.reason.value, d.score] for d in step.report.decisions
-    ]
+def step_as_json(step: ReplayedStep) -> dict[str, Any]:
+    """One step of the report."""
     return {
         "number": step.number,
-        **report,
+        **report_to_plain(step.report),
         "blocks_total": step.blocks_total,
         "blocks_kept": step.kept,
         "blocks_loaded": step.loaded,
         "blocks_dropped": step.dropped,
-        "tier_bytes": asdict(step.tiers),
+        "tier_bytes": None if step.tiers is None else asdict(step.tiers),
         "cold_text_ms": step.cold_text_ms,
+        "restored": step.restored,
     }
 
 
-def require_writable(path: Path) -> None:
-    """Refuse a report file that could not be written, before hours of work.
+def require_writable(path: Path, option: str) -> None:
+    """Refuse a file that could not be written, before hours of work.
 
     Raises:
         ConfigError: its folder is missing or read-only, or it is a folder itself.
@@ -133,7 +134,7 @@ def require_writable(path: Path) -> None:
     folder = path.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError(
-            f"{path} cannot be written", hint="give --json a file in a folder that exists"
+            f"{path} cannot be written", hint=f"give {option} a file in a folder that exists"
         )
 
 
@@ -156,6 +157,7 @@ def print_report(
     steps: Sequence[ReplayedStep],
     *,
     skipped_steps: int,
+    resumption: Resumption | None,
 ) -> None:
     """Table of steps, then the totals in words."""
     console.print(_table(steps, console.width))
@@ -178,16 +180,25 @@ def print_report(
     )
     ttft = ", ".join(f"{name} {value:,.0f} ms" for name, value in totals.ttft_ms.items())
     console.print(f"time to first token {ttft}")
-    last = steps[-1]
-    console.print(
-        f"{last.blocks_total} blocks: host {_mib(last.tiers.host)}, "
-        f"device {_mib(last.tiers.device)}, integrity checked after every step"
-    )
+    console.print(f"{_where(steps[-1])}, integrity checked after every step")
+    if resumption is not None:
+        console.print(
+            f"resumed: {resumption.steps} steps restored, {resumption.blocks} blocks restored, "
+            f"{resumption.recomputed_blocks} acknowledged blocks computed again"
+        )
     if totals.speedup_median is not None:
         console.print(
             f"the same views and queries as text, cold: [bold]{totals.speedup_median:.1f}x[/] "
             f"slower than their recall (median of {len(totals.speedup_over_text)})"
         )
+
+
+def _where(step: ReplayedStep) -> str:
+    blocks = f"{step.blocks_total} blocks"
+    if step.tiers is None:
+        return blocks
+    tiers = asdict(step.tiers).items()
+    return f"{blocks}: " + ", ".join(f"{name} {_mib(count)}" for name, count in tiers)
 
 
 def _table(steps: Sequence[ReplayedStep], width: int) -> Table:
@@ -230,10 +241,12 @@ _COLUMNS: dict[str, Callable[[ReplayedStep], str]] = {
     "prefill": _ms("prefill"),
     "first token": _ms("first_token"),
     "as text": lambda step: "" if step.cold_text_ms is None else f"{step.cold_text_ms:,.0f}",
-    "host": lambda step: _mib(step.tiers.host),
-    "device": lambda step: _mib(step.tiers.device),
+    "host": lambda step: "" if step.tiers is None else _mib(step.tiers.host),
+    "disk": lambda step: "" if step.tiers is None else _mib(step.tiers.disk),
+    "device": lambda step: "" if step.tiers is None else _mib(step.tiers.device),
 }
-_NARROW = frozenset(_COLUMNS) - {"ingest", "score", "plan", "stage-in", "as text", "device"}
+_WIDE = {"ingest", "score", "plan", "stage-in", "as text", "disk", "device"}
+_NARROW = frozenset(_COLUMNS) - _WIDE
 
 
 def _mib(count: int) -> str:

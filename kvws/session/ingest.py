@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.session.workspace import Workspace
 
 
 def ahead_of_query(pending_tokens: int, query_tokens: int) -> int:
@@ -45,3 +48,20 @@ def window(line: tuple[int, ...], sink_blocks: int, budget_blocks: int) -> tuple
         return line
     tail = budget_blocks - sink_blocks
     return line[:sink_blocks] + line[len(line) - tail :]
+
+
+def runs_of(blocks: Sequence[int], workspace: Workspace, most_blocks: int) -> list[list[int]]:
+    """Blocks in runs in which each is the parent of the next; ancestors come first.
+
+    Args:
+        most_blocks: of one run.
+    """
+    runs: list[list[int]] = []
+    for block in sorted(blocks, key=lambda block: len(workspace.lineage(block))):
+        parent = workspace.parent(block)
+        run = next((r for r in runs if r[-1] == parent and len(r) < most_blocks), None)
+        if run is None:
+            runs.append([block])
+        else:
+            run.append(block)
+    return runs

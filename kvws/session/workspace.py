@@ -4,18 +4,23 @@ Blocks form a tree: a block's parent is the block that came right before it in t
 thread that wrote it. A thread is a path in that tree plus a tail of fewer than one block. Nothing
 is ever removed because a client rewrote its history: an edited history is a new branch, and the
 old one stays recallable.
+
+What a workspace needs to outlive its process goes into its journal, one commit a registration.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.observe.step_report import StepReport
+from kvws.session.commit import ROOT, BlockRecord, Commit, StepRecord, ThreadRecord
+from kvws.session.journal import Journal, NullJournal
 
-_ROOT = -1
 BlockTokens = tuple[int, ...]
 
 
@@ -24,16 +29,20 @@ class Thread:
     """One growing message list inside a session.
 
     Attributes:
+        name: unique in its workspace.
         line: the thread's blocks, oldest first.
         view: blocks on the device for this thread, in view order; a newly registered block is
             appended, because it was computed right behind the view.
         kept_last_view: whether the last recall left the view as it was (predicts the next).
+        unfinished: blocks that its steps registered since the last one that ended.
         lock: steps of one thread are serialised, they share the view.
     """
 
+    name: str
     line: tuple[int, ...] = ()
     view: tuple[int, ...] = ()
     kept_last_view: bool = True
+    unfinished: set[int] = field(default_factory=set[int])
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -56,18 +65,49 @@ class Workspace:
     Attributes:
         registration: held from the allocation of blocks until it is known which of them are
             resident, and by whoever must not see those that will be taken back.
+        journal: what outlives the process.
+        acknowledged_before: blocks that an earlier life had made durable.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.threads: dict[str, Thread] = {}
         self.registration = asyncio.Lock()
+        self.journal: Journal = NullJournal()
+        self.acknowledged_before: frozenset[int] = frozenset()
         self._life = uuid.uuid4().hex[:12]
         self._epoch = 0
         self._condemned: set[str] = set()
         self._tokens: list[BlockTokens | None] = []  # None: allocated, but never became resident
         self._parents: list[int] = []
         self._children: dict[tuple[int, BlockTokens], int] = {}
+        self._retired: dict[tuple[int, BlockTokens], int] = {}
+        self._unsettled: list[int] = []
+
+    @classmethod
+    def restored(
+        cls,
+        name: str,
+        blocks: Mapping[int, BlockRecord],
+        retired: Mapping[int, BlockRecord],
+        block_count: int,
+    ) -> Workspace:
+        """A workspace as an earlier life left it, without threads.
+
+        Args:
+            blocks: by number, each behind its parent.
+            retired: blocks that are gone; if their tokens are written again at their place, they
+                get their numbers again.
+            block_count: at least one more than every number that was ever given out.
+        """
+        workspace = cls(name)
+        workspace._tokens = [None] * block_count
+        workspace._parents = [ROOT] * block_count
+        for block in blocks.values():
+            workspace._enter(block.number, block.parent, block.tokens)
+        for block in retired.values():
+            workspace._retired[block.parent, block.tokens] = block.number
+        return workspace
 
     @property
     def namespace(self) -> str:
@@ -80,8 +120,18 @@ class Workspace:
 
     @property
     def block_count(self) -> int:
-        """Blocks in the log; their numbers are 0 … block_count - 1."""
+        """Numbers given out; blocks are among 0 … block_count - 1."""
         return len(self._tokens)
+
+    @property
+    def registered_blocks(self) -> int:
+        """Blocks in the log."""
+        return len(self._children)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it outlives its process."""
+        return not isinstance(self.journal, NullJournal)
 
     def start_new_epoch(self) -> None:
         """Leave the namespace: the engine's tree names pages in it that it will not offer."""
@@ -99,7 +149,7 @@ class Workspace:
 
     def thread(self, name: str) -> Thread:
         """The thread of that name, created at first use."""
-        return self.threads.setdefault(name, Thread())
+        return self.threads.setdefault(name, Thread(name))
 
     def exists(self, block: int) -> bool:
         """Whether a number names a block (and not one whose allocation was taken back)."""
@@ -115,11 +165,16 @@ class Workspace:
         """Token ids of blocks, concatenated in the given order."""
         return [token for block in blocks for token in self.block_tokens(block)]
 
+    def parent(self, block: int) -> int | None:
+        """The block before `block` in the line that wrote it; None for a first one."""
+        parent = self._parents[block]
+        return None if parent == ROOT else parent
+
     def lineage(self, block: int) -> list[int]:
         """The blocks before `block` in the line that wrote it, oldest first."""
         before: list[int] = []
         parent = self._parents[block]
-        while parent != _ROOT:
+        while parent != ROOT:
             before.append(parent)
             parent = self._parents[parent]
         return before[::-1]
@@ -129,35 +184,44 @@ class Workspace:
 
         At least one token is left pending: the engine must compute something to answer.
         """
-        line: list[int] = []
-        parent = _ROOT
-        for start in range(0, len(token_ids) - BLOCK_TOKENS, BLOCK_TOKENS):
-            tokens = tuple(token_ids[start : start + BLOCK_TOKENS])
-            block = self._children.get((parent, tokens))
+        line = self.continuation((), token_ids[: max(0, len(token_ids) - 1)])
+        return Alignment(tuple(line), tuple(token_ids[len(line) * BLOCK_TOKENS :]))
+
+    def continuation(self, line: Sequence[int], token_ids: Sequence[int]) -> list[int]:
+        """The blocks behind a line that the tokens start with, whichever thread wrote them."""
+        numbers: list[int] = []
+        parent = line[-1] if line else ROOT
+        for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            block = self._children.get((parent, tuple(token_ids[start : start + BLOCK_TOKENS])))
             if block is None:
                 break
-            line.append(block)
+            numbers.append(block)
             parent = block
-        return Alignment(tuple(line), tuple(token_ids[len(line) * BLOCK_TOKENS :]))
+        return numbers
 
     def allocate(self, line: Sequence[int], token_ids: Sequence[int]) -> list[int]:
         """Number the full blocks of tokens that continue a line; the partial tail gets none.
 
         A continuation that another thread has already written keeps its numbers.
         """
-        numbers: list[int] = []
-        parent = line[-1] if line else _ROOT
-        for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        numbers = self.continuation(line, token_ids)
+        parent = numbers[-1] if numbers else line[-1] if line else ROOT
+        first_new = len(numbers) * BLOCK_TOKENS
+        for start in range(first_new, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             tokens = tuple(token_ids[start : start + BLOCK_TOKENS])
-            number = self._children.get((parent, tokens))
-            if number is None:
-                number = len(self._tokens)
-                self._tokens.append(tokens)
+            number = self._retired.pop((parent, tokens), len(self._tokens))
+            if number == len(self._tokens):
+                self._tokens.append(None)
                 self._parents.append(parent)
-                self._children[parent, tokens] = number
+            self._enter(number, parent, tokens)
             numbers.append(number)
             parent = number
         return numbers
+
+    def _enter(self, number: int, parent: int, tokens: BlockTokens) -> None:
+        self._tokens[number] = tokens
+        self._parents[number] = parent
+        self._children[parent, tokens] = number
 
     def take_back(self, numbers: Sequence[int]) -> None:
         """Undo the allocation of blocks that did not become resident, newest first."""
@@ -165,6 +229,58 @@ class Workspace:
             tokens = self.block_tokens(number)
             del self._children[self._parents[number], tokens]
             self._tokens[number] = None
+
+    def announce(self, numbers: Sequence[int]) -> None:
+        """Tell the journal of blocks that are about to be registered. Should the process end
+        before it is told what became of them, their numbers still stand for these tokens."""
+        if numbers:
+            self.journal.append(Commit(announced=self._records_of(numbers)))
+
+    def leave_unsettled(self, numbers: Sequence[int]) -> None:
+        """Blocks whose registration was cut off stay in the log, resident or not."""
+        self._unsettled += [number for number in numbers if self.exists(number)]
+
+    def record(
+        self,
+        thread: Thread,
+        line: tuple[int, ...],
+        view: tuple[int, ...],
+        new_blocks: Sequence[int],
+        *,
+        ended: tuple[StepReport, Any] | None = None,
+    ) -> None:
+        """Move a thread on, and commit that together with the blocks its pass registered.
+
+        Args:
+            line: the thread's blocks from now on.
+            view: the thread's view from now on.
+            new_blocks: resident blocks that no commit has named yet.
+            ended: the report of the thread's step and its caller's note, if it ends here.
+        """
+        thread.line, thread.view = line, view
+        if ended is None:
+            thread.unfinished.update(new_blocks)
+        else:
+            thread.unfinished.clear()
+            if ended[0].recalled:
+                thread.kept_last_view = ended[0].unchanged
+        unsettled, self._unsettled = self._unsettled, []
+        self.journal.append(
+            Commit(
+                blocks=self._records_of(new_blocks),
+                unsettled=self._records_of(unsettled),
+                thread=ThreadRecord(
+                    thread.name, line[-1] if line else ROOT, view, thread.kept_last_view
+                ),
+                step=StepRecord(ended[0], self.registered_blocks, ended[1]) if ended else None,
+            )
+        )
+
+    def _records_of(self, numbers: Sequence[int]) -> tuple[BlockRecord, ...]:
+        return tuple(
+            BlockRecord(number, self._parents[number], self.block_tokens(number))
+            for number in numbers
+        )
 
     def check_integrity(self) -> None:
         """The tree index has exactly the registered blocks; threads name registered blocks.
@@ -176,7 +292,7 @@ class Workspace:
         for (parent, tokens), number in self._children.items():
             assert self._tokens[number] == tokens and self._parents[number] == parent
         for name, thread in self.threads.items():
-            expected = [_ROOT, *thread.line][: len(thread.line)]
+            expected = [ROOT, *thread.line][: len(thread.line)]
             parents = [self._parents[block] for block in thread.line]
             assert parents == expected, f"the line of thread {name} is not a path"
             assert set(thread.view) <= registered, f"thread {name} views an unknown block"

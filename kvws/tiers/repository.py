@@ -17,13 +17,18 @@ from kvws.blocks.table import BlockId, BlockTable, Residency
 from kvws.tiers.host import HostTier
 from kvws.tiers.policy import EvictionPolicy
 
-HALF_LIFE_STEPS = 64.0
-"""After so many steps a retrieval counts half when the host tier chooses what to give up."""
+HALF_LIFE_SELECTIONS = 64.0
+"""After so many selections a retrieval counts half when the host tier chooses what to give up."""
 
 
 def importance_of(rows: torch.Tensor) -> list[float]:
     """Norm of each block's mean raw K. rows: [blocks, layers, kv_heads, head_dim]."""
     return [float(square) ** 0.5 for square in rows.square().flatten(1).sum(dim=1)]
+
+
+YOUNG_SELECTIONS = 8.0
+"""For so many selections a new host copy is spared: its thread's next view has every new block,
+and a block that was just brought up has had no chance yet to be wanted."""
 
 
 class Repository:
@@ -35,15 +40,17 @@ class Repository:
         self.table = BlockTable()
         self.only_copies_may_go: Callable[[], bool] = lambda: True
         """Whether unsaved blocks are not, or no longer, on their way to the disk."""
+        self.is_wanted: Callable[[BlockId], bool] = lambda block: False
+        """Whether an open step asked for a block: its view would lose it again and again."""
         self.on_lost_copy: Callable[[BlockId], None] = lambda block: None
         """Told when the only copy of a block was given up."""
         self.in_transit: set[int] = set()
         """Host slots that blocks are being read into."""
         self.evicted_blocks = 0
         self.lost_only_copies = 0
-        self._stored = EvictionPolicy[BlockId](half_life_steps=HALF_LIFE_STEPS)
-        self._unsaved = EvictionPolicy[BlockId](half_life_steps=HALF_LIFE_STEPS)
-        self._step = 0.0
+        self._stored = EvictionPolicy[BlockId](half_life_steps=HALF_LIFE_SELECTIONS)
+        self._unsaved = EvictionPolicy[BlockId](half_life_steps=HALF_LIFE_SELECTIONS)
+        self._selection = 0.0
 
     # ---- host slots --------------------------------------------------------------------------
 
@@ -53,11 +60,14 @@ class Repository:
         Raises:
             HostTierFull: too many blocks are in use, or on their way to the disk.
         """
-        short = count - self.host.free_blocks
-        if short > 0:
-            short -= self._give_up(self._stored, short)
-        if short > 0 and self.only_copies_may_go():
-            self._give_up(self._unsaved, short)
+        orders = [self._stored]
+        if self.only_copies_may_go():
+            orders.append(self._unsaved)
+        for spare_young in (True, False):
+            for order in orders:
+                short = count - self.host.free_blocks
+                if short > 0:
+                    self._give_up(order, short, spare_young=spare_young)
         return self.host.allocate(count)
 
     def allocate_pages(self, count: int) -> list[int]:
@@ -70,10 +80,18 @@ class Repository:
             return self.allocate(count)
         return self.host.allocate_pages(count)
 
-    def _give_up(self, policy: EvictionPolicy[BlockId], count: int) -> int:
-        """Free slots of the least wanted blocks that nobody is reading. Returns how many."""
-        victims = policy.pick(count, lambda block: self._entry(block).pins == 0)
-        for block in victims:
+    def _give_up(
+        self, order: EvictionPolicy[BlockId], count: int, *, spare_young: bool
+    ) -> None:
+        """Free slots of the least wanted blocks that nobody is reading."""
+
+        def may_go(block: BlockId) -> bool:
+            entry = self._entry(block)
+            if entry.pins or self.is_wanted(block):
+                return False
+            return not spare_young or entry.young_until <= self._selection
+
+        for block in order.pick(count, may_go):
             entry = self._entry(block)
             assert entry.slot is not None
             self.host.free([entry.slot])
@@ -84,7 +102,6 @@ class Repository:
                 self.table.drop(block)
                 self.lost_only_copies += 1
                 self.on_lost_copy(block)
-        return len(victims)
 
     def _entry(self, block: BlockId) -> Residency:
         entry = self.table.find(block)
@@ -97,16 +114,17 @@ class Repository:
         """Enter a finished block."""
         self.table.add(block, entry)
         if entry.slot is not None:
+            entry.young_until = self._selection + YOUNG_SELECTIONS
             policy = self._stored if entry.stored else self._unsaved
-            policy.admit(block, importance=entry.importance, now=self._step)
+            policy.admit(block, importance=entry.importance, now=self._selection)
 
     def retrieve(self, blocks: Iterable[BlockId]) -> None:
         """A step selected these blocks: they are worth keeping."""
-        self._step += 1.0
+        self._selection += 1.0
         for block in blocks:
             for policy in (self._stored, self._unsaved):
                 if block in policy:
-                    policy.touch(block, now=self._step)
+                    policy.touch(block, now=self._selection)
 
     def mark_stored(self, block: BlockId, entry: Residency) -> None:
         """A durable copy exists: the host copy may go from now on."""
@@ -114,7 +132,7 @@ class Repository:
         if block in self._unsaved:
             history = self._unsaved.remove(block)
             self._stored.admit(
-                block, importance=entry.importance, now=self._step, history=history
+                block, importance=entry.importance, now=self._selection, history=history
             )
 
     def place(self, block: BlockId, entry: Residency, slot: int, first_position: int) -> None:
@@ -122,7 +140,8 @@ class Repository:
         assert entry.stored and entry.slot is None
         self.in_transit.remove(slot)
         entry.slot, entry.first_position = slot, first_position
-        self._stored.admit(block, importance=entry.importance, now=self._step)
+        entry.young_until = self._selection + YOUNG_SELECTIONS
+        self._stored.admit(block, importance=entry.importance, now=self._selection)
 
     def drop(self, block: BlockId) -> None:
         """Forget a block; its slot is freed when the last reader is done."""

@@ -258,7 +258,8 @@ class SimulatedEngine:
         return Scores(reply["rows"], scores.tolist())
 
     async def stats(self) -> list[dict[str, int]]:
-        return [self.plane.stats()]
+        device_used_bytes = len(self._tree) * GEOMETRY.block_bytes
+        return [{**self.plane.stats(), "device_used_bytes": device_used_bytes}]
 
     async def check_integrity(self) -> None:
         await self._control("check_integrity")
@@ -533,7 +534,7 @@ class SimulatedEngine:
             end += len(node.hashes)
             if node.stored or end <= run.inserted_pages or self.faults.refuse_stage_out:
                 continue
-            pages = torch.tensor([self._tree[h].device_page for h in node.hashes])
+            pages = [self._tree[h].device_page for h in node.hashes]
             node.stored = self.plane.stage_out(run.request.step, node.hashes, pages)
 
     def _allocate(self, count: int) -> list[int]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from kvws.engine.protocol import Chunk, GenerateRequest
-from kvws.errors import EngineError, HostTierFull, LoadFailed, PoisonedView, SelfCheckFailed
-from kvws.session.workspace import Workspace
+from kvws.errors import HostTierFull, LoadFailed, PoisonedView
+from kvws.recall.plan import Action
 from kvws.step import StepRequest, run_step
 from tests.step.session import LIMITS, Session, in_loop
 
@@ -233,69 +233,61 @@ async def test_a_workspace_that_lost_everything_goes_on() -> None:
 # ---- no room ---------------------------------------------------------------------------------
 
 
+def occupy(session: Session, slots: int) -> None:
+    """Another step fills host slots with pages that it has not named yet."""
+    plane = session.engine.plane
+    plane.open_step("occupant", "other")
+    pages = [f"occupied {number}" for number in range(slots)]
+    assert not plane.stage_out("occupant", pages, [0] * slots)
+
+
 @in_loop
-async def test_a_full_host_tier_is_reported_with_a_way_out() -> None:
-    session = Session.start(host_blocks=11)
-    prompt = session.text(0, 20.5)
+async def test_a_session_outgrows_a_host_tier_that_has_no_disk() -> None:
+    """The least wanted blocks lose their bytes, and are computed again when a view needs them."""
+    session = Session.start(host_blocks=24)
+    prompt = session.text(1, 8) + session.text(2, 30.5)
+    await session.ask_and_check(prompt)
+    assert session.engine.plane.stats()["lost_only_copies"] > 0
+    assert len(session.engine.resident("w")) <= 24
+    assert session.workspace.registered_blocks == 38, "the session knows all its blocks"
+    reply = await session.ask_and_check(prompt + session.text(1, 1))
+    assert reply.report.repaired_blocks > 0
+    assert any(d.block < 8 and d.action is Action.LOAD for d in reply.report.decisions)
+
+
+@in_loop
+async def test_a_host_tier_smaller_than_a_view_is_reported_with_a_way_out() -> None:
+    """The linker refuses such a tier at start; other sessions can make one of any."""
+    session = Session.start(host_blocks=30)
+    prompt = session.text(0, 12.5)
+    await session.ask_and_check(prompt)
+    occupy(session, 25)
+    prompt += session.text(0, 8)
     with pytest.raises(HostTierFull) as full:
         await session.ask(prompt)
-    assert "--host-bytes" in full.value.hint
+    assert "--host-gb" in full.value.hint
+    session.engine.plane.close_step("occupant", [])
     await session.check()
-    count = session.workspace.block_count
-    existing = [n for n in range(count) if session.workspace.exists(n)]
-    assert session.engine.resident("w") == existing and len(existing) <= 11
-    with pytest.raises(HostTierFull):
-        await session.ask(prompt)
-    await session.check()
+    reply = await session.ask_and_check(prompt)
+    assert len(reply.tokens) == 3, "room that came back is used"
 
 
 @in_loop
 async def test_an_answer_that_finds_no_room_for_its_blocks_is_an_answer_still() -> None:
-    session = Session.start(host_blocks=3)
+    session = Session.start(host_blocks=30)
     prompt = session.text(0, 3.5)
     first = await session.ask_and_check(prompt)
+    occupy(session, 27)
     prompt += [*first.tokens, *session.text(1, 2)]
-    reply = await session.ask_and_check(prompt)
+    session.engine.faults.refuse_stage_out = True
+    reply = await session.ask(prompt)
+    session.engine.faults.refuse_stage_out = False
     assert len(reply.tokens) == 3
+    session.engine.plane.close_step("occupant", [])
+    await session.check()
     assert session.engine.resident("w") == [0, 1, 2]
     again = await session.ask_and_check(prompt)
     assert again.tokens == reply.tokens
-
-
-@in_loop
-async def test_room_that_came_back_is_used() -> None:
-    session = Session.start(host_blocks=22)
-    other = Workspace("other")
-    request = StepRequest("main", session.text(3, 6), 1)
-    async for _ in run_step(request, other, session.engine, LIMITS):
-        pass
-    prompt = session.text(0, 20.5)
-    with pytest.raises(HostTierFull):
-        await session.ask(prompt)
-    await session.check()
-    session.engine.plane.drop_workspace("other")
-    reply = await session.ask_and_check(prompt)
-    assert len(reply.tokens) == 3 and len(session.engine.resident("w")) == 20
-
-
-@in_loop
-async def test_an_engine_that_hands_no_page_over_is_not_asked_forever() -> None:
-    session = Session.start()
-    session.engine.faults.refuse_stage_out = True
-    with pytest.raises(EngineError, match="never staged out"):
-        await session.ask(session.text(0, 20))
-    assert len(session.engine.requests) == 3
-    await session.check()
-
-
-@in_loop
-async def test_a_tap_that_sees_nothing_is_a_failed_self_check() -> None:
-    session = Session.start()
-    prompt = await grown(session)
-    session.engine.faults.deaf_tap = True
-    with pytest.raises(SelfCheckFailed, match="0 of 32 query rows"):
-        await session.ask(prompt + session.text(1, 1))
-    await session.check()
 
 
 # ---- pages that are on the device under another role -----------------------------------------

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kvws.blocks.table import Residency
-from kvws.kernels.rotary import RotaryTable
+from kvws.blocks.table import RAW, Residency
+from kvws.kernels.rotary import RotaryTable, Rotation, rotation_between
+from kvws.tiers import stage_in
 from kvws.tiers.device import paged
 from kvws.tiers.geometry import PayloadGeometry
 from kvws.tiers.host import HostTier
@@ -39,11 +40,13 @@ def rotary_table(base: float = 100.0) -> RotaryTable:
     return RotaryTable(angle.cos().float(), angle.sin().float(), interleaved=False)
 
 
-def moved(keys: torch.Tensor, table: RotaryTable, source: int, target: int) -> torch.Tensor:
-    """[heads, dim] of one token in fp64: each pair times z(target) / z(source)."""
+def moved(
+    keys: torch.Tensor, table: RotaryTable, source: int | None, target: int
+) -> torch.Tensor:
+    """[heads, dim] of one token in fp64: each pair times z(target) / z(source), if baked."""
     z = torch.complex(table.cos.double(), table.sin.double())
     pairs = torch.complex(keys[:, : DIM // 2].double(), keys[:, DIM // 2 :].double())
-    turned = pairs * (z[target] / z[source])
+    turned = pairs * (z[target] if source is None else z[target] / z[source])
     return torch.cat([turned.real, turned.imag], dim=1)
 
 
@@ -103,6 +106,64 @@ def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
     assert order == [0, 1, 2]
     after = [buffer[untouched] for buffer in (*pool.k_buffer, *pool.v_buffer)]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_whole_blocks_and_slices_baked_and_raw_share_one_load(dtype: torch.dtype) -> None:
+    """Each page is what it is alone, bit for bit, and what complex numbers say."""
+    geometry = PayloadGeometry(LAYERS, HEADS, DIM, dtype)
+    host = HostTier(geometry, 4 * geometry.slot_bytes)
+    host.write(torch.arange(4), torch.randn(4, *geometry.shape).to(dtype))
+    baked, raw = Residency("", 3, 96), Residency("", 1, RAW)
+    pages = [
+        PageLoad(9, (HeldSlice(baked, 0, 32),), device_page=3),
+        PageLoad(4, (HeldSlice(raw, 0, 32),), device_page=0),
+        PageLoad(2, (HeldSlice(raw, 30, 2), HeldSlice(baked, 1, 30)), device_page=5),
+    ]
+    tables = [rotary_table(), rotary_table(10.0), rotary_table()]
+    together = random_pool(dtype)
+    fill_pages(pages, host, together, tables, lambda _: None)
+    for page in pages:
+        alone = random_pool(dtype)
+        fill_pages([page], host, alone, tables, lambda _: None)
+        tokens = [(piece.block, piece.offset + i) for piece in page.slices
+                  for i in range(piece.length)]  # fmt: skip
+        for layer, table in enumerate(tables):
+            keys = paged(together.k_buffer[layer])[page.device_page]
+            values = paged(together.v_buffer[layer])[page.device_page]
+            assert torch.equal(keys, paged(alone.k_buffer[layer])[page.device_page])
+            for i, (block, offset) in enumerate(tokens):
+                held = host.payload(block.slot)[:, layer, offset]
+                source = None if block is raw else block.first_position + offset
+                expected = moved(held[0], table, source, 32 * page.view_index + i)
+                error = (keys[i].double() - expected).abs().max()
+                assert error <= 4 * (torch.finfo(dtype).eps / 2 + 2**-22)
+                assert torch.equal(values[i], held[1])
+
+
+def test_layers_that_share_a_table_share_its_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    geometry = PayloadGeometry(LAYERS, HEADS, DIM, torch.float32)
+    host = HostTier(geometry, geometry.slot_bytes)
+    host.write(torch.tensor([0]), torch.randn(1, *geometry.shape))
+    page = PageLoad(9, (HeldSlice(Residency("", 0, 64), 0, 32),), device_page=3)
+    computed: list[RotaryTable] = []
+
+    def counted(table: RotaryTable, *positions: torch.Tensor) -> Rotation:
+        computed.append(table)
+        return rotation_between(table, *positions)
+
+    monkeypatch.setattr(stage_in, "rotation_between", counted)
+    tables = [rotary_table(), rotary_table(10.0)]
+    fill_pages([page], host, random_pool(torch.float32), [*tables, tables[0]], lambda _: None)
+    assert len(computed) == 2
+
+
+def test_no_pages_are_done_at_once() -> None:
+    geometry = PayloadGeometry(LAYERS, HEADS, DIM, torch.float32)
+    host = HostTier(geometry, geometry.slot_bytes)
+    order: list[int] = []
+    fill_pages([], host, random_pool(torch.float32), [rotary_table()] * LAYERS, order.append)
+    assert order == [0, 1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
