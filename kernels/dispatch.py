@@ -23,16 +23,20 @@ def resolve(implementation: Implementation, tensor: torch.Tensor) -> Resolved:
     Raises:
         ConfigError: the name is unknown, or Triton cannot run on this device.
     """
-    if implementation not in get_args(Implementation):
-        raise ConfigError(
-            f"unknown implementation: expected one of {', '.join(get_args(Implementation))}, "
-            f"got {implementation!r}"
-        )
+    check_name(implementation, get_args(Implementation))
     if implementation == "auto":
         implementation = "triton" if tensor.device.type == "cuda" else "reference"
     if implementation == "triton":
         _require_triton(tensor.device)
     return implementation
+
+
+def check_name(implementation: str, known: tuple[str, ...]) -> None:
+    """Raises ConfigError unless the name is one of the operation's implementations."""
+    if implementation not in known:
+        raise ConfigError(
+            f"unknown implementation: expected one of {', '.join(known)}, got {implementation!r}"
+        )
 
 
 def _require_triton(device: torch.device) -> None:

@@ -21,6 +21,23 @@ Answer = AsyncGenerator[Chunk, None]
 
 
 @dataclass(frozen=True)
+class Recalled:
+    """A question asked behind a selected view.
+
+    Attributes:
+        prompt: view and question.
+        answer: its stream.
+        view: blocks of the view.
+        near_misses: blocks that may be selected next, the likeliest first.
+    """
+
+    prompt: Prompt
+    answer: Answer
+    view: tuple[int, ...]
+    near_misses: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Question:
     """The tokens that a step asks behind its view, and how they are to be answered.
 
@@ -60,7 +77,7 @@ async def recall(
     thread: Thread,
     engine: Engine,
     report: StepReport,
-) -> tuple[Prompt, Answer, tuple[int, ...]]:
+) -> Recalled:
     """Select the view for a question and ask behind it.
 
     When the thread's last recall kept its view, the question is probed behind that view, as if
@@ -70,9 +87,6 @@ async def recall(
     Args:
         line: the thread's blocks, more than the budget.
         view: the view that the device may still hold.
-
-    Returns:
-        (prompt, its answer, blocks of its view).
     """
     step, limits, ms = question.step, question.limits, report.ms
     held = current_view(view, line)
@@ -118,11 +132,11 @@ async def recall(
         report.decisions = plan.decisions
         if plan.unchanged and speculative:
             on_leaving.pop_all()
-            return prompt, _resume(first, probe), held
+            return Recalled(prompt, _resume(first, probe), held, plan.near_misses)
 
     with ms.measure("commit"):
         prompt = await step.promise(plan.view, question.tokens)
-    return prompt, question.ask(prompt), plan.view
+    return Recalled(prompt, question.ask(prompt), plan.view, plan.near_misses)
 
 
 async def _probe_every_row(

@@ -138,9 +138,11 @@ async def _attempt(
             with report.ms.measure("commit"):
                 prompt = await step.promise(line, query)
             stream, view = question.ask(prompt), line
+            near_misses = ()
         else:
             recalled = await recall(question, line, view, workspace, thread, engine, report)
-            prompt, stream, view = recalled
+            prompt, stream, view = recalled.prompt, recalled.answer, recalled.view
+            near_misses = recalled.near_misses
 
         generated: list[int] = []
         asked = time.perf_counter()
@@ -151,6 +153,8 @@ async def _attempt(
                     first = False
                     report.ms.prefill = 1e3 * (time.perf_counter() - asked)
                     report.ms.first_token = 1e3 * (time.perf_counter() - begin)
+                    if near_misses and workspace.is_durable:  # read while the model decodes
+                        await engine.look_ahead(workspace.name, near_misses)
                 generated += chunk.token_ids
                 if chunk.finish_reason is not None:
                     # Before the last yield: a caller that wanted one item never resumes us.

@@ -29,6 +29,7 @@ from kvws.engine.startup_report import report_startup_error
 from kvws.engine.threads import leave_cores_to_the_forward_pass
 from kvws.engine.tiers import TierSettings, open_disk, open_host
 from kvws.errors import KvwsError, LoadFailed, UnsupportedModel
+from kvws.kernels.place import prepare as prepare_placing
 from kvws.tiers.geometry import PayloadGeometry
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class WorkspaceLinker(UnifiedCacheLinker):
                 context_tokens=server_args.context_length,
                 running_requests=server_args.max_running_requests,
             )
+            prepare_placing()
             disk = open_disk(tiers, host, plugin.rotary, rank=rank, ranks=server_args.tp_size)
         except KvwsError as error:
             report_startup_error(control_dir, error)

@@ -125,6 +125,10 @@ class Engine(Protocol):
         """Blocks that some rank has not made durable yet; 0 without a disk tier."""
         ...
 
+    async def look_ahead(self, workspace: str, blocks: Sequence[int]) -> None:
+        """Begin to bring blocks from disk to host memory, the likeliest to be needed first."""
+        ...
+
     async def watch_queries(self, rid: str, first_position: int) -> None:
         """Tap the Q of request `rid` from a position on, until its step closes."""
         ...

@@ -70,11 +70,14 @@ class Plan:
         view: blocks in view order: sink, the rest by age, recent.
         decisions: one per block of the next view, in its order, then one per dropped block.
         unchanged: the next view is the current one: what was computed on it stays valid.
+        near_misses: candidates outside the view that scored just below those in it, best first:
+            as many as a quarter of the budget. They are the likeliest to be selected next.
     """
 
     view: tuple[int, ...]
     decisions: tuple[Decision, ...]
     unchanged: bool
+    near_misses: tuple[int, ...] = ()
 
 
 def plan_view(
@@ -109,6 +112,11 @@ def plan_view(
         view=view,
         decisions=_decide(tuple(current), view, regions, set(chosen), scores),
         unchanged=view == tuple(current),
+        near_misses=tuple(
+            block
+            for block in ranked[room_for_scored : room_for_scored + budget_blocks // 4]
+            if block not in view
+        ),
     )
 
 

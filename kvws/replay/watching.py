@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +15,8 @@ import aiofiles
 from kvws.replay.report import step_as_json
 from kvws.replay.run import ReplayedStep, SessionReplay
 from kvws.session.durable import Acknowledgement
+
+_log = logging.getLogger("kvws.replay")
 
 _WriteLine = Callable[[ReplayedStep, int], Awaitable[None]]
 """Called with a finished step and the number of blocks acknowledged by then."""
@@ -52,7 +55,10 @@ async def _step_lines(path: Path) -> AsyncGenerator[_WriteLine]:
 
         async def write(step: ReplayedStep, acknowledged_blocks: int) -> None:
             line = {**step_as_json(step), "acknowledged_blocks": acknowledged_blocks}
-            await file.write(json.dumps(line) + "\n")
-            await file.flush()
+            try:
+                await file.write(json.dumps(line) + "\n")
+                await file.flush()
+            except OSError as error:  # who watches misses a line; the replay goes on
+                _log.warning("%s cannot be written: %s", path, error)
 
         yield write

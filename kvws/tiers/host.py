@@ -119,6 +119,15 @@ class HostTier:
         encoded, codec = self._blocks.tensor.index_select(0, slots), self._codec
         return lambda layer: codec.decode_layer(encoded, layer)
 
+    def exact_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of all blocks of an exact tier, each a view.
+
+        Returns:
+            (K, V), each [slots, BLOCK_TOKENS, kv_heads, head_dim], contiguous within a slot.
+        """
+        assert self._codec is None
+        return self.page_keys(layer), self.page_values(layer)
+
     def payload(self, slot: int) -> torch.Tensor:
         """A copy of one block: [2, layers, BLOCK_TOKENS, kv_heads, head_dim]."""
         source = self.gather(torch.tensor([slot]))

@@ -9,9 +9,11 @@ import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.blocks.table import RAW, Residency
+from kvws.kernels.place import place_blocks
 from kvws.kernels.rerope import rotation_between, scatter_rotated
 from kvws.kernels.rotary import RotaryTable, Rotation
 from kvws.tiers.device import DevicePool
+from kvws.tiers.formats import EXACT
 from kvws.tiers.host import HostTier
 
 
@@ -37,6 +39,10 @@ class PageLoad:
     device_page: int
 
 
+LayerFill = Callable[[int], None]
+"""Fills some pages of the layer of that number."""
+
+
 def fill_pages(
     pages: Sequence[PageLoad],
     host: HostTier,
@@ -44,7 +50,10 @@ def fill_pages(
     rotary: Sequence[RotaryTable],
     layer_done: Callable[[int], None],
 ) -> None:
-    """Fill device pages layer by layer: one packed gather, one rotation and scatter per layer.
+    """Fill device pages layer by layer.
+
+    Pages that are whole blocks go from an exact tier into a pool in CPU memory in one pass. All
+    others take one packed gather, one rotation and one scatter per layer.
 
     Args:
         pages: every block in their slices has a host copy.
@@ -54,28 +63,87 @@ def fill_pages(
         layer_done: called with the layer number once its K and V are in place, so that the
             forward pass follows behind the transfer (pipelined stage-in).
     """
-    if not pages:
-        for layer in range(len(rotary)):
-            layer_done(layer)
-        return
-    gather = _TokenGather(pages, host)
-    within = torch.arange(BLOCK_TOKENS)
-    targets = _page_tokens([page.view_index for page in pages], within)
-    device_slots = _page_tokens([page.device_page for page in pages], within)
-    tables = {id(table): table for table in rotary}  # layers usually share one
-    rotations = {
-        key: _rotation(table, gather.baked_positions, targets) for key, table in tables.items()
-    }
-    for layer, table in enumerate(rotary):
-        keys, values = gather(layer)
-        scatter_rotated(pool.k_buffer[layer], device_slots, keys, rotations[id(table)])
-        pool.v_buffer[layer].index_copy_(0, device_slots, values)
+    placed, packed = _split(pages, host, pool)
+    fills: list[LayerFill] = []
+    if placed:
+        fills.append(_place(placed, host, pool, rotary))
+    if packed:
+        fills.append(_gather_and_scatter(packed, host, pool, rotary))
+    for layer in range(len(rotary)):
+        for fill in fills:
+            fill(layer)
         layer_done(layer)
 
 
-def _page_tokens(pages: Sequence[int], within: torch.Tensor) -> torch.Tensor:
+def _split(
+    pages: Sequence[PageLoad], host: HostTier, pool: DevicePool
+) -> tuple[list[PageLoad], list[PageLoad]]:
+    """Those that `place_blocks` can fill, and the others."""
+    if host.format != EXACT or pool.k_buffer[0].device.type != "cpu":
+        return [], list(pages)
+    placed, packed = list[PageLoad](), list[PageLoad]()
+    for page in pages:
+        (placed if page.slices[0].length == BLOCK_TOKENS else packed).append(page)
+    return placed, packed
+
+
+def _place(
+    pages: Sequence[PageLoad], host: HostTier, pool: DevicePool, rotary: Sequence[RotaryTable]
+) -> LayerFill:
+    """Whole blocks of an exact tier, in CPU memory on both sides."""
+    device_pages = torch.tensor([page.device_page for page in pages])
+    slots = torch.tensor([_slot(page.slices[0].block) for page in pages])
+    rotations = _rotations(pages, rotary)
+
+    def fill(layer: int) -> None:
+        keys, values = host.exact_layer(layer)
+        place_blocks(pool.k_buffer[layer], device_pages, keys, slots, rotations[layer])
+        place_blocks(pool.v_buffer[layer], device_pages, values, slots, None)
+
+    return fill
+
+
+def _gather_and_scatter(
+    pages: Sequence[PageLoad], host: HostTier, pool: DevicePool, rotary: Sequence[RotaryTable]
+) -> LayerFill:
+    """Slices of any tier and length, to any device."""
+    gather = _TokenGather(_slices(pages), host)
+    device_slots = _page_tokens([page.device_page for page in pages])
+    rotations = _rotations(pages, rotary)
+
+    def fill(layer: int) -> None:
+        keys, values = gather(layer)
+        scatter_rotated(pool.k_buffer[layer], device_slots, keys, rotations[layer])
+        pool.v_buffer[layer].index_copy_(0, device_slots, values)
+
+    return fill
+
+
+def _slices(pages: Sequence[PageLoad]) -> list[HeldSlice]:
+    return [piece for page in pages for piece in page.slices]
+
+
+def _rotations(pages: Sequence[PageLoad], rotary: Sequence[RotaryTable]) -> list[Rotation]:
+    """Of each layer: from where the tokens' K was baked to their places in the view."""
+    baked = _baked_positions(_slices(pages))
+    targets = _page_tokens([page.view_index for page in pages])
+    tables = {id(table): table for table in rotary}  # layers usually share one
+    of_table = {key: _rotation(table, baked, targets) for key, table in tables.items()}
+    return [of_table[id(table)] for table in rotary]
+
+
+def _baked_positions(slices: Sequence[HeldSlice]) -> torch.Tensor:
+    """[tokens] int64: where the K of each token was rotated to, or RAW."""
+    lengths = torch.tensor([piece.length for piece in slices])
+    first = torch.tensor([piece.block.first_position for piece in slices])
+    first = first.repeat_interleave(lengths)
+    offsets = _ramps([piece.offset for piece in slices], lengths)
+    return torch.where(first == RAW, RAW, first + offsets)
+
+
+def _page_tokens(pages: Sequence[int]) -> torch.Tensor:
     """[32 × pages] int64: the slot of every token of pages."""
-    return (torch.tensor(pages)[:, None] * BLOCK_TOKENS + within).flatten()
+    return (torch.tensor(pages)[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)).flatten()
 
 
 def _rotation(table: RotaryTable, baked: torch.Tensor, targets: torch.Tensor) -> Rotation:
@@ -95,22 +163,14 @@ def _rotation(table: RotaryTable, baked: torch.Tensor, targets: torch.Tensor) ->
 
 
 class _TokenGather:
-    """Collects the tokens of view pages from the host tier, one layer at a time.
+    """Collects the tokens of slices from the host tier, one layer at a time."""
 
-    Attributes:
-        baked_positions: [tokens] int64, where the K of each gathered token was rotated to, or RAW.
-    """
-
-    def __init__(self, pages: Sequence[PageLoad], host: HostTier) -> None:
-        slices = [piece for page in pages for piece in page.slices]
+    def __init__(self, slices: Sequence[HeldSlice], host: HostTier) -> None:
         lengths = torch.tensor([piece.length for piece in slices])
         self._whole_blocks = all(piece.length == BLOCK_TOKENS for piece in slices)
         self._source = host.gather(torch.tensor([_slot(piece.block) for piece in slices]))
         self._token_slices = torch.arange(len(slices)).repeat_interleave(lengths)
         self._token_offsets = _ramps([piece.offset for piece in slices], lengths)
-        first = torch.tensor([piece.block.first_position for piece in slices])
-        first = first.repeat_interleave(lengths)
-        self.baked_positions = torch.where(first == RAW, RAW, first + self._token_offsets)
 
     def __call__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer, each [tokens, kv_heads, head_dim]."""

@@ -44,6 +44,12 @@ def test_ties_go_to_the_newer_block() -> None:
     assert planned((), {2: 1.0, 3: 1.0, 4: 1.0}).view == (0, 3, 4, 8, 9)
 
 
+def test_the_best_of_those_outside_the_view_are_near_misses() -> None:
+    plan = planned((), {6: 3.0, 2: 2.0, 4: 1.0, 5: 0.5}, budget=5)
+    assert plan.near_misses == (4,), "a quarter of the budget"
+    assert planned((0, 2, 4, 6, 8, 9), {6: 3.0, 2: 2.0, 4: 1.0}).near_misses == ()
+
+
 def test_the_selection_the_view_already_holds_leaves_it_alone() -> None:
     current = (0, 2, 4, 6, 8, 9)
     plan = planned(current, {6: 3.0, 2: 2.0})
