@@ -88,6 +88,8 @@ def replay(
     with _progress(errors) as progress:
         task = progress.add_task("starting the engine", total=None)
         with running_engine(start) as running:
+            if running.store is not None:
+                errors.print(f"disk tier: {running.store.root} ({running.disk})")
 
             async def run_all() -> SessionReplay:
                 run = await SessionReplay.open(

@@ -281,6 +281,11 @@ class DataPlane:
 
     # ---- workspaces (control socket) ---------------------------------------------------------
 
+    @property
+    def disk_description(self) -> str:
+        """How blocks are kept on disk, for people; "" without a disk tier."""
+        return self._durable.disk.description if self._durable is not None else ""
+
     def attach(self, workspace: str, directory: str) -> list[int]:
         """Open a workspace's folder on this rank: its blocks can be promised and scored again.
 

@@ -43,6 +43,7 @@ class RunningEngine:
     Attributes:
         store: the directory of the disk tier, which this process owns; None without one.
         identity: what stored blocks must agree with to be of use to it.
+        disk: how blocks are kept on disk, for people; "" without a disk tier.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class RunningEngine:
         loop: asyncio.AbstractEventLoop,
         store: StoreDirectory | None,
         identity: ModelIdentity,
+        disk: str,
     ) -> None:
         self.engine = engine
+        self.disk = disk
         self.store = store
         self.identity = identity
         self._loop = loop
@@ -98,7 +101,8 @@ def _engine_processes(
         engine, shapes = llm.loop.run_until_complete(_connect(llm, ranks, liveness, settings))
         try:
             llm.loop.run_until_complete(self_check(engine, shapes))
-            yield RunningEngine(engine, llm.loop, store, _identity(settings, shapes))
+            identity, disk = _identity(settings, shapes), shapes[0]["disk"]
+            yield RunningEngine(engine, llm.loop, store, identity, disk)
         finally:
             llm.loop.run_until_complete(ranks.close())
             # The watchdog would take the end for a crash; shutdown kills every child we have.

@@ -37,17 +37,23 @@ class MeanKIndex:
     def write(self, blocks: Sequence[int], means: torch.Tensor) -> None:
         """Set the rows of distinct blocks. `means`: [blocks, layers, kv_heads, head_dim] float32.
         """
-        of_tile: dict[int, list[int]] = {}
-        for position, block in enumerate(blocks):
-            of_tile.setdefault(block // TILE_BLOCKS, []).append(position)
-        for tile, positions in of_tile.items():
+        begin = 0
+        while begin < len(blocks):  # stretches of consecutive blocks within one tile
+            tile, row = divmod(blocks[begin], TILE_BLOCKS)
+            end = begin + 1
+            while (
+                end < len(blocks)
+                and blocks[end] == blocks[end - 1] + 1
+                and blocks[end] // TILE_BLOCKS == tile
+            ):
+                end += 1
             while tile >= len(self._tiles):
                 self._tiles.append(torch.zeros(self._tile_shape))
                 self._present.append(torch.zeros(TILE_BLOCKS, dtype=torch.bool))
-            rows = torch.tensor([blocks[position] % TILE_BLOCKS for position in positions])
-            chosen = means[torch.tensor(positions)].permute(1, 2, 0, 3)
-            self._tiles[tile][:, :, rows] = chosen
+            rows = slice(row, row + end - begin)
+            self._tiles[tile][:, :, rows] = means[begin:end].permute(1, 2, 0, 3)
             self._present[tile][rows] = True
+            begin = end
 
     def read(self, block: int) -> torch.Tensor | None:
         """A block's row [layers, kv_heads, head_dim], or None when absent."""

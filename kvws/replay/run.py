@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -21,6 +22,8 @@ from kvws.session.workspace import Workspace
 from kvws.step import StepRequest, finish_step, run_step
 from kvws.store.directory import StoreDirectory
 from kvws.store.identity import ModelIdentity
+
+_log = logging.getLogger("kvws.replay")
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class SessionReplay:
     workspace: Workspace
     restored: Restored
     skipped_steps: int = 0
+    _disk_paused: bool = False
 
     @classmethod
     async def open(
@@ -239,6 +243,14 @@ class SessionReplay:
 
     async def _tier_bytes(self) -> TierBytes:
         stats = await self.engine.stats()
+        paused = any(rank.get("disk_paused", 0) for rank in stats)
+        if paused != self._disk_paused:
+            self._disk_paused = paused
+            _log.warning(
+                "the disk tier is paused: full or failing; the replay goes on without it"
+                if paused
+                else "the disk tier takes blocks again"
+            )
         return TierBytes(
             device=sum(rank["device_used_bytes"] for rank in stats),
             host=sum(rank["host_used_bytes"] for rank in stats),

@@ -80,6 +80,11 @@ class DiskTier:
             payload_format=self._codec.format,
         )
 
+    @property
+    def description(self) -> str:
+        """How payloads move to the disk and lie there, for people."""
+        return f"{self._storage.description}, {self._codec.format} blocks"
+
     def attach(self, workspace: str, directory: Path) -> BlockStore:
         """Open a workspace's store on this rank, or create it.
 

@@ -61,7 +61,8 @@ class DurableBlocks:
 
         Yields:
             (block numbers, their index rows [blocks, layers, kv_heads, head_dim] float32), part
-            by part. A block whose row is damaged is not entered.
+            by part; the rows are overwritten by the next part. A block whose row is damaged is
+            not entered.
 
         Raises:
             StoreError: it belongs to another model or layout, or cannot be read.
@@ -70,28 +71,30 @@ class DurableBlocks:
         if self._repository.table.blocks_of(workspace):
             raise ControlError(f"workspace {workspace} is attached after its first blocks")
         store = self.disk.attach(workspace, directory)
-        numbers: list[int] = []
-        rows = bytearray()
-        for number, row in store.read_rows():
-            numbers.append(number)
-            rows += row
-            if len(numbers) == _ROWS_AT_ONCE:
-                yield numbers, self._enter(workspace, numbers, rows)
-                numbers, rows = [], bytearray()
-        if numbers:
-            yield numbers, self._enter(workspace, numbers, rows)
-
-    def _enter(self, workspace: str, numbers: list[int], rows: bytearray) -> torch.Tensor:
-        """Enter stored blocks into the repository. Returns their rows as a tensor."""
         shape = self._repository.host.geometry
-        means = torch.frombuffer(rows, dtype=torch.float32)
-        means = means.view(len(numbers), shape.layers, shape.kv_heads, shape.head_dim)
+        # One buffer for all parts: a fresh one for each would leave holes in the heap between the
+        # tiles of the index, as large as the index itself.
+        part = torch.empty(_ROWS_AT_ONCE, shape.layers, shape.kv_heads, shape.head_dim)
+        part_bytes = part.view(_ROWS_AT_ONCE, -1).numpy().view("uint8")
+        numbers: list[int] = []
+        for number, row in store.read_rows():
+            part_bytes[len(numbers)] = row
+            numbers.append(number)
+            if len(numbers) == _ROWS_AT_ONCE:
+                self._enter(workspace, numbers, part)
+                yield numbers, part
+                numbers = []
+        if numbers:
+            self._enter(workspace, numbers, part[: len(numbers)])
+            yield numbers, part[: len(numbers)]
+
+    def _enter(self, workspace: str, numbers: list[int], means: torch.Tensor) -> None:
+        """Enter stored blocks into the repository. `means`: their rows."""
         norms = importance_of(means)
         with self._repository.lock:
             for number, norm in zip(numbers, norms, strict=True):
                 entry = Residency("", None, RAW, importance=norm, stored=True)
                 self._repository.add((workspace, number), entry)
-        return means
 
     def detach(self, workspace: str) -> None:
         self.disk.detach(workspace)

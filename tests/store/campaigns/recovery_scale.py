@@ -78,10 +78,13 @@ class SparseStorage(PosixStorage):
         return SparseSegment(descriptor._descriptor, aligned=True)
 
 
-def build(folder: Path, blocks: int, row_bytes: int) -> None:
+def build(
+    folder: Path, blocks: int, row_bytes: int, payload_bytes: int = SECTOR_BYTES
+) -> None:
     """Write a store of so many blocks whose index ends in half a frame."""
-    store = _open(SparseStorage(folder), folder, row_bytes)
-    memory = memoryview(mmap.mmap(-1, SECTOR_BYTES))
+    shape = StoreShape(payload_bytes, row_bytes, payload_format="exact")
+    store = _open(SparseStorage(folder), folder, shape)
+    memory = memoryview(mmap.mmap(-1, payload_bytes))
     row = memoryview(bytes(row_bytes))
     for first in range(0, blocks, BATCH_BLOCKS):
         store.put(
@@ -112,20 +115,19 @@ def measure(folder: Path, row_bytes: int, *, read_rows: bool) -> Recovery:
     return Recovery(**json.loads(done.stdout))
 
 
-def _open(storage: PosixStorage, folder: Path, row_bytes: int) -> BlockStore:
-    shape = StoreShape(payload_bytes=SECTOR_BYTES, row_bytes=row_bytes, payload_format="exact")
+def _open(storage: PosixStorage, folder: Path, shape: StoreShape) -> BlockStore:
     return BlockStore.open(storage, folder / "rank-0", shape, Budget(), segment_blocks=1024)
 
 
 def _measure_here(folder: Path, row_bytes: int, read_rows: bool) -> Recovery:
     index_bytes = (folder / "rank-0" / "index.log").stat().st_size
     storage = PosixStorage(folder)
-    before = _start_of_peak()
+    before = start_of_peak()
     begin_s = time.perf_counter()
-    store = _open(storage, folder, row_bytes)
+    store = _open(storage, folder, StoreShape(SECTOR_BYTES, row_bytes, "exact"))
     open_s = time.perf_counter() - begin_s
-    opened = _peak_bytes()
-    before_rows = _start_of_peak()
+    opened = peak_bytes()
+    before_rows = start_of_peak()
     begin_s = time.perf_counter()
     rows_bytes = sum(row.nbytes for _, row in store.read_rows()) if read_rows else 0
     rows_s = time.perf_counter() - begin_s
@@ -137,17 +139,17 @@ def _measure_here(folder: Path, row_bytes: int, read_rows: bool) -> Recovery:
         open_rss_bytes=opened - before,
         rows_bytes=rows_bytes,
         rows_s=rows_s,
-        rows_rss_bytes=_peak_bytes() - before_rows,
+        rows_rss_bytes=peak_bytes() - before_rows,
     )
 
 
-def _start_of_peak() -> int:
+def start_of_peak() -> int:
     """Resident bytes of this process; its peak counts from here on."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _peak_bytes()
+    return peak_bytes()
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if "VmHWM" in line)
 
@@ -158,13 +160,14 @@ def main() -> None:
     parser.add_argument("--row-bytes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--read-rows", action="store_true")
+    parser.add_argument("--folder", type=Path, help="on the disk to use")
     parser.add_argument("--opener", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.opener:
         found = _measure_here(options.opener, options.row_bytes, options.read_rows)
         print(json.dumps(asdict(found)))
         return
-    with tempfile.TemporaryDirectory(prefix="kvws-recovery-", dir=Path.home()) as folder:
+    with tempfile.TemporaryDirectory(prefix="kvws-recovery-", dir=options.folder) as folder:
         build(Path(folder), options.blocks, options.row_bytes)
         for _ in range(options.rounds):
             found = measure(Path(folder), options.row_bytes, read_rows=options.read_rows)
