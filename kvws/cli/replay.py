@@ -91,7 +91,7 @@ def replay(
             if running.store is not None:
                 errors.print(f"disk tier: {running.store.root} ({running.disk})")
 
-            async def run_all() -> SessionReplay:
+            async def run_all() -> tuple[SessionReplay, dict[str, float]]:
                 run = await SessionReplay.open(
                     session,
                     ChatRenderer(start.model),
@@ -109,17 +109,29 @@ def replay(
                 async for step in watched_steps(run, lines_path):
                     steps.append(step)
                     progress.update(task, completed=step.number)
-                return run
+                return run, await run.token_bytes()
 
-            run = running.run(run_all())
+            run, token_bytes = running.run(run_all())
     console = Console(width=None if Console().is_terminal else 170)
     skipped, resumption = run.skipped_steps, run.resumption(steps)
     print_report(
-        console, session, limits, steps, skipped_steps=skipped, resumption=resumption
+        console,
+        session,
+        limits,
+        steps,
+        skipped_steps=skipped,
+        resumption=resumption,
+        token_bytes=token_bytes,
     )
     if json_path is not None:
         report = as_json(
-            session, settings.model, limits, steps, skipped_steps=skipped, resumption=resumption
+            session,
+            settings.model,
+            limits,
+            steps,
+            skipped_steps=skipped,
+            resumption=resumption,
+            token_bytes=token_bytes,
         )
         write_json(json_path, report)
 

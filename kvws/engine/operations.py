@@ -85,6 +85,7 @@ class Operations:
             "head_dim": shape.head_dim,
             "dtype": str(shape.dtype).removeprefix("torch."),
             "block_bytes": shape.block_bytes,
+            "host_format": self._plane.host.format,
             "disk": self._plane.disk_description,
             "host_capacity_blocks": self._plane.host.capacity_blocks,
             "device_capacity_tokens": self._allocator.size,

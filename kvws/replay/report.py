@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,7 @@ def as_json(
     *,
     skipped_steps: int,
     resumption: Resumption | None,
+    token_bytes: Mapping[str, float],
 ) -> dict[str, Any]:
     """The whole report. Times in milliseconds, sizes in tokens, blocks of 32 tokens, or bytes."""
     return {
@@ -106,6 +107,7 @@ def as_json(
         "totals": asdict(summarise(steps)),
         "skipped_steps": skipped_steps,
         "resumed": None if resumption is None else asdict(resumption),
+        "token_bytes": dict(token_bytes),
         "steps": [step_as_json(step) for step in steps],
     }
 
@@ -158,6 +160,7 @@ def print_report(
     *,
     skipped_steps: int,
     resumption: Resumption | None,
+    token_bytes: Mapping[str, float],
 ) -> None:
     """Table of steps, then the totals in words."""
     console.print(_table(steps, console.width))
@@ -181,6 +184,9 @@ def print_report(
     ttft = ", ".join(f"{name} {value:,.0f} ms" for name, value in totals.ttft_ms.items())
     console.print(f"time to first token {ttft}")
     console.print(f"{_where(steps[-1])}, integrity checked after every step")
+    if token_bytes:
+        sizes = ", ".join(f"{count:,.0f} bytes on {tier}" for tier, count in token_bytes.items())
+        console.print(f"a token takes {sizes}")
     if resumption is not None:
         console.print(
             f"resumed: {resumption.steps} steps restored, {resumption.blocks} blocks restored, "

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 
+from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.protocol import Engine
 from kvws.errors import ConfigError
 from kvws.limits import Limits
@@ -256,6 +257,16 @@ class SessionReplay:
             host=sum(rank["host_used_bytes"] for rank in stats),
             disk=sum(rank.get("disk_used_bytes", 0) for rank in stats),
         )
+
+    async def token_bytes(self) -> dict[str, float]:
+        """Bytes of KV that a token takes on each tier below the device, over all ranks."""
+        stats = await self.engine.stats()
+        found: dict[str, float] = {}
+        for tier in ("host", "disk"):
+            block_bytes = sum(rank.get(f"{tier}_block_bytes", 0) for rank in stats)
+            if block_bytes:
+                found[tier] = block_bytes / BLOCK_TOKENS
+        return found
 
     async def _same_view_as_text(
         self, thread: str, prompt: list[int], report: StepReport

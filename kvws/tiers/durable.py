@@ -102,6 +102,7 @@ class DurableBlocks:
     def stats(self) -> dict[str, int]:
         return {
             "disk_used_bytes": self.disk.budget.used_bytes,
+            "disk_block_bytes": self.disk.shape.payload_bytes,
             "disk_written_blocks": self.writer.written_blocks,
             "disk_failed_writes": self.writer.failed_writes,
             "disk_paused": self.writer.paused_because is not None,

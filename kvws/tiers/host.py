@@ -86,8 +86,13 @@ class HostTier:
         return self._blocks.capacity_blocks - self._blocks.used_blocks
 
     @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block as it lies here."""
+        return self._blocks.slot_bytes
+
+    @property
     def used_bytes(self) -> int:
-        return self.used_blocks * self._blocks.slot_bytes
+        return self.used_blocks * self.bytes_per_block
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` slots for blocks, all or none.

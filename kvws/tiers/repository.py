@@ -165,6 +165,7 @@ class Repository:
             "blocks": len(self.table),
             "host_used_blocks": self.host.used_blocks,
             "host_used_bytes": self.host.used_bytes,
+            "host_block_bytes": self.host.bytes_per_block,
             "evicted_blocks": self.evicted_blocks,
             "lost_only_copies": self.lost_only_copies,
         }

@@ -123,3 +123,21 @@ def test_a_replay_killed_at_any_moment_ends_with_the_same_report(
     assert report["resumed"]["recomputed_blocks"] == 0
     assert report["resumed"]["steps"] > 0 and report["resumed"]["blocks"] >= acknowledged
     assert same_report(killed) == same_report(whole)
+
+
+def test_a_session_lives_on_quantised_tiers(tiny: Path, tmp_path: Path) -> None:
+    """The self-check passes, recall loads quantised blocks, and a second life finds them."""
+    report = tmp_path / "report.json"
+    command = replay(
+        trace_of(8, tmp_path), tiny, tmp_path / "store", "--json", str(report), "--resume",
+        "--host-format", "int8", "--disk-format", "int8",
+    )  # fmt: skip
+    assert run_and_kill(command, None, report) == 0
+    first = json.loads(report.read_text())
+    assert first["totals"]["recall_steps"] > 0
+    assert sum(step["loaded_pages"] for step in first["steps"]) > 0
+    exact = 2 * 3 * 2 * 16 * 4  # K and V, layers, heads, dimensions, bytes
+    assert first["token_bytes"]["host"] == first["token_bytes"]["disk"] < 0.5 * exact
+    assert run_and_kill(command, None, report) == 0
+    resumed = json.loads(report.read_text())["resumed"]
+    assert resumed["steps"] == len(first["steps"]) and resumed["blocks"] > 20

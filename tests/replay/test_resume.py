@@ -218,11 +218,14 @@ async def test_what_was_not_measured_before_the_end_is_missing_and_no_more(
     output = StringIO()
     print_report(
         Console(file=output, width=170), TRACE, LIMITS, steps, skipped_steps=0,
-        resumption=resumption,
+        resumption=resumption, token_bytes={"host": 46080.0, "disk": 12672.0},
     )  # fmt: skip
+    assert "a token takes 46,080 bytes on host, 12,672 bytes on disk" in output.getvalue()
     assert "resumed: 2 steps restored" in output.getvalue()
     assert "0 acknowledged blocks computed again" in output.getvalue()
-    report = as_json(TRACE, "m", LIMITS, steps, skipped_steps=0, resumption=resumption)
+    report = as_json(
+        TRACE, "m", LIMITS, steps, skipped_steps=0, resumption=resumption, token_bytes={}
+    )
     report = json.loads(json.dumps(report))
     assert report["resumed"]["steps"] == 2 and report["resumed"]["recomputed_blocks"] == 0
     assert report["steps"][1]["tier_bytes"] is None and report["steps"][1]["restored"]
