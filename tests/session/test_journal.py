@@ -283,6 +283,19 @@ async def test_the_checks_would_catch_a_sync_that_is_only_repeated(
 
 
 @in_loop
+async def test_what_an_earlier_life_failed_to_sync_is_written_again(tmp_path: Path) -> None:
+    """The page cache still has it, looks clean, and is the only one to have it."""
+    file = FailingFile()
+    earlier = SessionJournal(file, 0)
+    file.failures = {2: errno.EIO}  # the sync
+    await commit(earlier, 0)
+    assert earlier._syncing is not None and not await earlier._syncing
+    assert numbers_in(file.cached) == [0] and not any(file.durable), "it died right here"
+    _, log = await SessionJournal._opened(file, tmp_path / "session.log")
+    assert [found.note for _, found in log] == [0] == numbers_in(file.durable)
+
+
+@in_loop
 async def test_trouble_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
     file = FailingFile()
     journal = SessionJournal(file, 0)
