@@ -67,6 +67,13 @@ class Settings:
         return parse_gibibytes("host_gb", self.host_gb)
 
     @property
+    def store_directory(self) -> Path | None:
+        """The folder of the disk tier, absolute; None without one."""
+        if not self.disk_dir:
+            return None
+        return Path(os.path.abspath(Path(self.disk_dir).expanduser()))
+
+    @property
     def disk_bytes(self) -> int | None:
         """Capacity of the disk tier; None for the default.
 

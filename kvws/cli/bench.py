@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from kvws.cli.options import engine_settings, settings_options
-from kvws.config import resolve_settings
+from kvws.config import Settings, resolve_settings
 from kvws.errors import ConfigError
 from kvws.limits import Limits
 
@@ -132,11 +132,9 @@ def eviction() -> None:
     Console().print(policy_table(measure_policy()))
 
 
-def _work_folder(settings: Any) -> Path | None:
-    """Where a benchmark puts its files: in --disk-dir's parent, else the temporary folder."""
-    if not settings.disk_dir:
-        return None
-    folder = Path(settings.disk_dir)
-    if not folder.is_dir():
+def _work_folder(settings: Settings) -> Path | None:
+    """Where a benchmark puts its files: in --disk-dir, else in the temporary folder."""
+    folder: Path | None = settings.store_directory
+    if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is no folder", hint="name one on the disk to measure")
     return folder

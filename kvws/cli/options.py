@@ -78,7 +78,7 @@ def engine_settings(settings: Settings, limits: Limits) -> EngineSettings:
         name=settings.model,
         host_bytes=settings.host_bytes,
         host_format=settings.host_format,
-        disk_dir=Path(settings.disk_dir).absolute() if settings.disk_dir else None,
+        disk_dir=settings.store_directory,
         disk_bytes=settings.disk_bytes,
         disk_format=settings.disk_format,
         disk_backend=settings.disk_backend,

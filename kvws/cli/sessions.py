@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -107,13 +106,13 @@ def _root(disk_dir: str | None) -> Path:
     Raises:
         ConfigError: none is.
     """
-    chosen = resolve_settings({"disk_dir": disk_dir}).settings.disk_dir
-    if not chosen:
+    root = resolve_settings({"disk_dir": disk_dir}).settings.store_directory
+    if root is None:
         raise ConfigError(
             "no store directory is set",
             hint="give --disk-dir, or set KVWS_DISK_DIR or disk_dir in kvws.toml",
         )
-    return Path(os.path.abspath(chosen))
+    return root
 
 
 def _open(disk_dir: str | None) -> StoreDirectory:

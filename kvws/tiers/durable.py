@@ -29,12 +29,12 @@ class DurableBlocks:
     ) -> None:
         """`on_thread_start`: called first on every thread of its own."""
         self.disk = disk
-        self.writer = WriteBehind(repository, disk)
+        self.writer = WriteBehind(repository, disk, on_thread_start)
         self.lifter = Lifter(repository, disk, on_thread_start=on_thread_start)
         self._repository = repository
         repository.on_lost_copy = self.writer.note_lost_copy
         repository.only_copies_may_go = lambda: self.writer.paused_because is not None
-        self.writer.start(on_thread_start)
+        self.writer.start()
 
     @property
     def writing(self) -> bool:
@@ -97,6 +97,8 @@ class DurableBlocks:
                 self._repository.add((workspace, number), entry)
 
     def detach(self, workspace: str) -> None:
+        """Let go of a workspace's folder; its blocks were dropped from the repository."""
+        self.writer.let_go(workspace)
         self.disk.detach(workspace)
 
     def stats(self) -> dict[str, int]:

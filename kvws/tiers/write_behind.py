@@ -37,21 +37,25 @@ class WriteBehind:
     the disk takes them. While it is paused nobody waits for it.
     """
 
-    def __init__(self, repository: Repository, disk: DiskTier) -> None:
+    def __init__(
+        self, repository: Repository, disk: DiskTier, on_thread_start: Callable[[], None]
+    ) -> None:
+        """`on_thread_start`: called first on the thread."""
         self._repository = repository
         self._disk = disk
         self._queue: deque[_Queued] = deque()
         self._pending: Counter[str] = Counter()
         self._lost_copies: defaultdict[str, set[int]] = defaultdict(set[int])
         self._changed = threading.Condition(repository.lock)
+        self._in_hand: str | None = None
         self._closing = False
         self.paused_because: str | None = None
         self.written_blocks = 0
         self.failed_writes = 0
+        self._on_thread_start = on_thread_start
         self._thread = threading.Thread(target=self._run, name="kvws-write-behind", daemon=True)
 
-    def start(self, on_thread_start: Callable[[], None] = lambda: None) -> None:
-        self._on_thread_start = on_thread_start
+    def start(self) -> None:
         self._thread.start()
 
     def enqueue(self, block: BlockId, entry: Residency, row: torch.Tensor) -> None:
@@ -80,6 +84,11 @@ class WriteBehind:
         held."""
         return self._pending[workspace] + len(self._lost_copies[workspace])
 
+    def let_go(self, workspace: str) -> None:
+        """Wait until no block of a workspace is being written. Those queued must be dropped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_hand != workspace)
+
     @property
     def backlog_blocks(self) -> int:
         return len(self._queue)
@@ -99,8 +108,12 @@ class WriteBehind:
             if batch is None:
                 return
             failure = self._write(batch)
+            forgotten = self._settle(batch, stored=failure is None)
+            if forgotten:  # meanwhile; outside the lock, since it waits for the disk
+                self._disk.forget(batch[0].block[0], forgotten)
             with self._changed:
-                self._settle(batch, stored=failure is None)
+                self._in_hand = None
+                self._changed.notify_all()
                 if failure is None:
                     retry_s = FIRST_RETRY_S
                     self._recovered()
@@ -130,6 +143,7 @@ class WriteBehind:
                 if not queued.entry.dropped:
                     self._repository.table.pin(queued.entry)
                     batch.append(queued)
+            self._in_hand = workspace
             return batch
 
     def _forget_oldest(self) -> None:
@@ -158,25 +172,28 @@ class WriteBehind:
             return error
         return None
 
-    def _settle(self, batch: list[_Queued], *, stored: bool) -> None:
-        """Unpin a batch; what was written leaves the queue. Lock held."""
-        dropped: list[int] = []
-        for queued in batch:
-            if stored and queued.entry.dropped:
-                dropped.append(queued.block[1])
-            elif stored:
-                self._repository.mark_stored(queued.block, queued.entry)
-        if stored:
-            written = {id(queued) for queued in batch}
-            while self._queue and (
-                id(self._queue[0]) in written or self._queue[0].entry.dropped
-            ):
-                self._forget_oldest()
-            self.written_blocks += len(batch)
-        self._repository.unpin([queued.entry for queued in batch])
-        if dropped:
-            self._disk.forget(batch[0].block[0], dropped)
-        self._changed.notify_all()
+    def _settle(self, batch: list[_Queued], *, stored: bool) -> list[int]:
+        """Unpin a batch; what was written leaves the queue.
+
+        Returns:
+            Blocks that were written and had been dropped meanwhile.
+        """
+        with self._changed:
+            forgotten: list[int] = []
+            for queued in batch:
+                if stored and queued.entry.dropped:
+                    forgotten.append(queued.block[1])
+                elif stored:
+                    self._repository.mark_stored(queued.block, queued.entry)
+            if stored:
+                written = {id(queued) for queued in batch}
+                while self._queue and (
+                    id(self._queue[0]) in written or self._queue[0].entry.dropped
+                ):
+                    self._forget_oldest()
+                self.written_blocks += len(batch)
+            self._repository.unpin([queued.entry for queued in batch])
+            return forgotten
 
     def _pause(self, failure: Exception) -> None:
         self.failed_writes += 1

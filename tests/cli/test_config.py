@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvws.config import Settings, parse_size, resolve_settings
+from kvws.config import Settings, parse_gibibytes, parse_size, resolve_settings
 from kvws.errors import ConfigError
 
 
@@ -59,3 +59,28 @@ def test_a_number_that_is_none_is_refused(tmp_path: Path, value: object) -> None
 def test_recent_is_a_quarter_of_the_budget_unless_set() -> None:
     assert Settings(budget=4096).limits().recent_tokens == 1024
     assert Settings(budget=4096, recent=64).limits().recent_tokens == 64
+
+
+def test_gibibytes_are_sizes_above_zero() -> None:
+    assert parse_gibibytes("host_gb", "auto") is None
+    assert parse_gibibytes("host_gb", "0.5") == 1 << 29
+    assert parse_gibibytes("host_gb", "512MiB") == 1 << 29
+    for size in ("0", "-1", "nan", "inf", "plenty", ""):
+        with pytest.raises(ConfigError, match="above zero"):
+            parse_gibibytes("host_gb", size)
+
+
+def test_gibibytes_in_a_file_are_numbers_or_text(tmp_path: Path) -> None:
+    (tmp_path / "kvws.toml").write_text('host_gb = 1.5\ndisk_gb = "2"\n')
+    settings = resolve_settings({}, {}, directory=tmp_path, user_config=tmp_path / "no").settings
+    assert settings.host_bytes == 3 << 29 and settings.disk_bytes == 2 << 30
+
+
+def test_the_store_directory_is_absolute_and_may_begin_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Settings(disk_dir="~/store").store_directory == tmp_path / "store"
+    monkeypatch.chdir(tmp_path)
+    assert Settings(disk_dir="a/../b").store_directory == tmp_path / "b"
+    assert Settings().store_directory is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -317,6 +318,33 @@ def test_a_block_forgotten_while_it_is_written_stays_forgotten(
     monkeypatch.undo()
     rig.restart()
     assert rig.held == []
+
+
+def test_a_workspace_dropped_while_it_is_written_leaves_the_disk_in_order(
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are closed only when nothing is written to them any more."""
+    write, entered, may_go_on = rig.disk.write, threading.Event(), threading.Event()
+
+    def slow(workspace: str, blocks: list[UnsavedBlock]) -> None:
+        entered.set()
+        assert may_go_on.wait(10)
+        write(workspace, blocks)
+
+    monkeypatch.setattr(rig.disk, "write", slow)
+    rig.write_pages(0, [0, 1], at=0)
+    assert entered.wait(10)
+    dropping = threading.Thread(target=rig.plane.drop_workspace, args=("w",))
+    dropping.start()
+    dropping.join(0.2)
+    assert dropping.is_alive() and rig.disk.store_of("w") is not None
+    may_go_on.set()
+    dropping.join(10)
+    assert rig.disk.store_of("w") is None
+    eventually(lambda: rig.plane.stats()["host_used_blocks"] == 0)
+    stats = rig.plane.stats()
+    assert stats["disk_paused"] == stats["disk_failed_writes"] == 0
+    rig.plane.check_integrity()
 
 
 def test_near_misses_are_brought_up_ahead_of_need(rig: DiskRig) -> None:
