@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,6 +42,12 @@ class RotaryTable:
     @property
     def max_position(self) -> int:
         return self.cos.shape[0]
+
+    def on(self, device: torch.device) -> RotaryTable:
+        """The table on a device: itself if it is there."""
+        if self.cos.device == device:
+            return self
+        return RotaryTable(self.cos.to(device), self.sin.to(device), self.interleaved)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,12 @@ class Rotation:
     @cached_property
     def _still(self) -> torch.Tensor:
         return ((self.cos == 1) & (self.sin == 0)).all(dim=1)
+
+
+def tables_on(tables: Sequence[RotaryTable], device: torch.device) -> list[RotaryTable]:
+    """Tables on a device; those that were one table still are."""
+    moved = {id(table): table.on(device) for table in {id(t): t for t in tables}.values()}
+    return [moved[id(table)] for table in tables]
 
 
 def pairs(

@@ -12,7 +12,7 @@ from kvws.blocks.ledger import OpenStep
 from kvws.blocks.table import Residency
 from kvws.errors import HostTierFull
 from kvws.kernels.mean_k import mean_rotated, raw_rotation
-from kvws.kernels.rotary import RotaryTable
+from kvws.kernels.rotary import RotaryTable, tables_on
 from kvws.recall.index import MeanKIndex
 from kvws.tiers.durable import DurableBlocks
 from kvws.tiers.repository import Repository, importance_of
@@ -51,7 +51,7 @@ class Adoption:
         """`index_of`: a workspace's index, created at first use."""
         self._repository = repository
         self._durable = durable
-        self._rotary = list(rotary)
+        self._rotary = tables_on(rotary, torch.device("cpu"))  # where staged pages are
         self._index_of = index_of
 
     def adopt(self, step: OpenStep, named: Named) -> list[int]:

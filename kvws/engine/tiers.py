@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.errors import ConfigError
-from kvws.kernels.rotary import RotaryTable
+from kvws.kernels.rotary import RotaryTable, tables_on
 from kvws.store.backend import open_storage
 from kvws.store.storage import Backend
 from kvws.tiers.budget import DiskBudget
-from kvws.tiers.codec import make_codec
+from kvws.tiers.codec import PayloadCodec, make_codec
 from kvws.tiers.disk import DiskTier
 from kvws.tiers.geometry import PayloadGeometry
 from kvws.tiers.host import HostTier
@@ -57,7 +59,7 @@ def open_host(
         ConfigError: the format is unknown, or the tier too small to work with.
     """
     context_blocks = -(-context_tokens // BLOCK_TOKENS)
-    codec = make_codec(tiers.host_format, geometry, rotary)
+    codec = _codec(tiers.host_format, geometry, rotary)
     staged_pages = running_requests * context_blocks
     host = HostTier(geometry, tiers.host_bytes, codec, staged_pages=staged_pages)
     smallest = 2 * context_blocks  # a view, and the pages computed behind it
@@ -93,8 +95,15 @@ def open_disk(
     storage = open_storage(root, tiers.disk_backend)
     return DiskTier(
         host,
-        make_codec(tiers.disk_format, host.geometry, rotary),
+        _codec(tiers.disk_format, host.geometry, rotary),
         DiskBudget(tiers.disk_bytes // ranks, root, rank),
         storage,
         rank=rank,
     )
+
+
+def _codec(
+    format: str, geometry: PayloadGeometry, rotary: Sequence[RotaryTable]
+) -> PayloadCodec:
+    """A codec for payloads in host memory, wherever the engine's tables are."""
+    return make_codec(format, geometry, tables_on(rotary, torch.device("cpu")))

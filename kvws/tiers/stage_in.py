@@ -108,11 +108,12 @@ def _gather_and_scatter(
 ) -> LayerFill:
     """Slices of any tier and length, to any device."""
     gather = _TokenGather(_slices(pages), host)
-    device_slots = _page_tokens([page.device_page for page in pages])
+    device = pool.k_buffer[0].device
+    device_slots = _page_tokens([page.device_page for page in pages]).to(device)
     rotations = _rotations(pages, rotary)
 
     def fill(layer: int) -> None:
-        keys, values = gather(layer)
+        keys, values = (side.to(device) for side in gather(layer))
         scatter_rotated(pool.k_buffer[layer], device_slots, keys, rotations[layer])
         pool.v_buffer[layer].index_copy_(0, device_slots, values)
 
@@ -148,6 +149,7 @@ def _page_tokens(pages: Sequence[int]) -> torch.Tensor:
 
 def _rotation(table: RotaryTable, baked: torch.Tensor, targets: torch.Tensor) -> Rotation:
     """From each token's baked position, or from raw K, to its place in the view."""
+    baked, targets = baked.to(table.cos.device), targets.to(table.cos.device)
     raw = baked == RAW
     if not raw.any():
         return rotation_between(table, baked, targets)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from kvws.tiers.device import DevicePool, paged
 from kvws.tiers.host import HostTier
 
@@ -29,7 +31,10 @@ def copy_out(
         ):
             source = paged(buffer)
             for page, slot, count in runs:
-                target[slot : slot + count].copy_(source[page : page + count])
+                copied = source[page : page + count]
+                target[slot : slot + count].copy_(copied, non_blocking=True)
+    if pool.k_buffer[0].is_cuda:  # one wait for all layers; the slots hold the bits after it
+        torch.cuda.current_stream().synchronize()
 
 
 def _runs(pages: Sequence[int], slots: Sequence[int]) -> list[tuple[int, int, int]]:
