@@ -19,7 +19,7 @@ from kvws.store.directory import StoreDirectory
 from kvws.store.identity import ModelIdentity
 
 _POLL_S = 0.05
-_PATIENCE_S = 60.0
+_PATIENCE_S = 20.0
 """A disk that saves no block for so long is taken to be in trouble."""
 
 _FORGET_AT_ONCE = 10_000
