@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_lifecycle import trace_of
 from tests.engine.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +55,20 @@ def test_a_killed_session_answers_from_disk_as_it_answered_from_the_device(
     assert second["disk"]["computed"] < 200 and second["next"]["computed"] < 200
     assert second["disk"]["repaired"] == second["next"]["repaired"] == 0
     assert second["stats"]["lifted_blocks"] >= 16
+
+
+def trace_of(steps: int, folder: Path) -> Path:
+    """A recorded session in which no two blocks are of the same tokens: the engine's tree could
+    not tell them apart, and which of them a view is given would depend on what it holds."""
+    rng = random.Random(7)
+    messages = [{"role": "system", "content": "You are an agent."}]
+    for number in range(steps):
+        words = " ".join(str(rng.randrange(10_000)) for _ in range(40))
+        messages.append({"role": "user", "content": f"Observation {number}: {words}"})
+        messages.append({"role": "assistant", "content": f"I will run command {number}."})
+    path = folder / "session.json"
+    path.write_text(json.dumps({"messages": messages}))
+    return path
 
 
 def replay(trace: Path, tiny: Path, store: Path, *more: str) -> list[str]:
