@@ -29,10 +29,15 @@ class DiskRig(Rig):
     """A rig whose plane has a disk tier in a folder; `restart` kills and reopens it."""
 
     def __init__(
-        self, folder: Path, *, disk_format: str = "exact", host_format: str = "exact"
+        self,
+        folder: Path,
+        *,
+        disk_format: str = "exact",
+        host_format: str = "exact",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         table, other = rotary_table(100.0), rotary_table(10.0)
-        super().__init__(Pool.random(torch.float32), [table, other, table], plane=None)  # type: ignore[arg-type]
+        super().__init__(Pool.random(dtype), [table, other, table], plane=None)  # type: ignore[arg-type]
         self.folder = folder
         self.disk_format = disk_format
         self.host_format = host_format
@@ -40,7 +45,8 @@ class DiskRig(Rig):
         self.start()
 
     def start(self) -> None:
-        geometry = PayloadGeometry(LAYERS, KV_HEADS, DIM, torch.float32)
+        dtype = self.pool.k_buffer[0].dtype
+        geometry = PayloadGeometry(LAYERS, KV_HEADS, DIM, dtype)
         codec = make_codec(self.host_format, geometry, self.tables)
         capacity_bytes = HOST_BLOCKS * codec.payload_bytes
         if self.host_format != "exact":
@@ -130,6 +136,19 @@ def test_blocks_of_a_killed_process_are_served_after_a_restart(rig: DiskRig) -> 
     for block in range(4):
         assert_placed(rig, 20 + block, originals[block])
     assert rig.plane.stats()["lifted_blocks"] == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_round_trip_over_the_disk_keeps_every_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    rig = DiskRig(tmp_path, dtype=dtype)
+    originals = rig.write_pages(0, [0, 1, 2, 3, 4], at=0)
+    rig.until_saved()
+    rig.restart()
+    rig.view([whole_block(block) for block in range(5)], [20, 21, 22, 23, 19])
+    for block, page in enumerate((20, 21, 22, 23, 19)):
+        assert_placed(rig, page, originals[block])
+    rig.plane.close()
 
 
 def test_slices_of_blocks_from_disk_and_host_fill_one_page(rig: DiskRig) -> None:

@@ -53,7 +53,7 @@ def small_file_system() -> Iterator[Path]:
         try:
             yield Path(folder)
         finally:
-            subprocess.run(["umount", folder], check=True)
+            subprocess.run(["umount", "--lazy", folder], check=True)  # a store may be open
 
 
 class DiskFull:
