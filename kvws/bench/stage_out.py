@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import time
@@ -69,8 +70,8 @@ async def measure_stage_out(
         for side in sides if number % 2 else reversed(sides):
             await side.prefill(tokens, chunk_tokens)
         plain, staged = sides
-        while await engine.unsaved_blocks(name):
-            time.sleep(0.01)  # noqa: ASYNC251 (nothing else is to run here)
+        while await engine.unsaved_blocks(name):  # noqa: ASYNC110 (ranks cannot call back)
+            await asyncio.sleep(0.01)
         await engine.drop_workspace(name)
         if store is not None:
             store.remove(name)

@@ -298,10 +298,16 @@ class DataPlane:
         """
         if self._durable is None:
             raise ControlError("there is no disk tier", hint="start the engine with --disk-dir")
+        if self._durable.disk.store_of(workspace) is not None:
+            raise ControlError(f"workspace {workspace} is attached already")
         held: list[int] = []
-        for numbers, rows in self._durable.attach(workspace, Path(directory)):
-            self._index(workspace).write(numbers, rows)
-            held += numbers
+        try:
+            for numbers, rows in self._durable.attach(workspace, Path(directory)):
+                self._index(workspace).write(numbers, rows)
+                held += numbers
+        except OSError:
+            self.drop_workspace(workspace)  # half of it would be taken for the whole
+            raise
         return sorted(held)
 
     def unsaved_blocks(self, workspace: str) -> int:

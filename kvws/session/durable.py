@@ -50,9 +50,19 @@ async def open_workspace(
 async def reopen(name: str, engine: Engine, folder: Path) -> tuple[Workspace, Restored]:
     """Bring a workspace and its ranks to what its folder holds."""
     held = await engine.attach(name, str(folder))
+    try:
+        return await _restored(name, engine, folder, held)
+    except BaseException:
+        await engine.drop_workspace(name)  # so that it can be opened again
+        raise
+
+
+async def _restored(
+    name: str, engine: Engine, folder: Path, held: frozenset[int]
+) -> tuple[Workspace, Restored]:
     journal, log = await SessionJournal.open(folder / SESSION_LOG)
     try:
-        workspace, restored = restore(name, log, held)
+        workspace, restored = await asyncio.to_thread(restore, name, log, held)
         for numbers in _batches(restored.to_forget):
             await engine.forget(name, numbers)
         if restored.void_from is not None:

@@ -98,9 +98,13 @@ class DiskTier:
         if path.is_symlink() or path.exists():
             require_private(path)
         self.budget.opening(path)
-        store = BlockStore.open(
-            self._storage, path, self.shape, self.budget, rank=self._rank
-        )
+        try:
+            store = BlockStore.open(
+                self._storage, path, self.shape, self.budget, rank=self._rank
+            )
+        except BaseException:
+            self.budget.closed(path)
+            raise
         found = store.recovery
         if any(astuple(found)):
             logger.warning(

@@ -163,10 +163,6 @@ class HostTier:
         return self._pages is self._blocks
 
     @property
-    def free_pages(self) -> int:
-        return self._pages.capacity_blocks - self._pages.used_blocks
-
-    @property
     def used_pages(self) -> int:
         return self._pages.used_blocks
 

@@ -13,6 +13,7 @@ import torch
 from kvws.blocks.page import PageSource, Slice, whole_block
 from kvws.engine.data_plane import DataPlane
 from kvws.errors import ConfigError, DiskTierFull, LoadFailed, UnsafeStore
+from kvws.store.block_store import BlockStore
 from kvws.store.posix import PosixStorage
 from kvws.tiers import lift, write_behind
 from kvws.tiers.budget import DiskBudget
@@ -311,6 +312,28 @@ def test_a_disk_that_lags_is_waited_for_before_new_blocks_are_made(
     assert not rig.plane.backlogged()
     rig.plane.stage_out(step, ["78" * 32], [9])
     assert rig.close(step, [("78" * 32, 6, 6)]).resident == [6]
+
+
+def test_an_attach_that_fails_leaves_nothing_behind_and_can_be_repeated(
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.write_pages(0, [0, 1, 2], at=0)
+    rig.until_saved()
+    rig.plane.drop_workspace("w")
+    used = rig.disk.budget.used_bytes
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for method in ("open", "read_rows"):
+        with monkeypatch.context() as broken:
+            broken.setattr(BlockStore, method, failing)
+            with pytest.raises(OSError, match="Input/output"):
+                rig.plane.attach("w", str(rig.folder))
+        assert rig.plane.stats()["blocks"] == 0 and rig.disk.store_of("w") is None
+        assert rig.disk.budget.used_bytes == used
+        rig.plane.check_integrity()
+    assert rig.plane.attach("w", str(rig.folder)) == [0, 1, 2]
 
 
 def test_forgotten_blocks_stay_forgotten_after_a_restart(rig: DiskRig) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvws.errors import ControlError, OtherModel
+from kvws.errors import ControlError, OtherModel, StoreError
 from kvws.session.commit import Commit
 from kvws.session.durable import Acknowledgement, open_workspace, reopen
 from kvws.session.journal import NullJournal, SessionJournal
@@ -30,6 +30,7 @@ class Ranks:
         self.unsaved: list[int] = []
         self.forgotten: list[int] = []
         self.asked: list[str] = []
+        self.dropped: list[str] = []
         self.refuses: Exception | None = None
 
     async def attach(self, workspace: str, directory: str) -> frozenset[int]:
@@ -37,6 +38,9 @@ class Ranks:
         if self.refuses is not None:
             raise self.refuses
         return frozenset(self.held)
+
+    async def drop_workspace(self, workspace: str) -> None:
+        self.dropped.append(workspace)
 
     async def forget(self, workspace: str, blocks: Any) -> None:
         self.forgotten += blocks
@@ -178,6 +182,16 @@ async def test_a_workspace_is_opened_where_the_store_keeps_it(tmp_path: Path) ->
         other = ModelIdentity("n", "cc", "bb", "float32", 2, 1, 8, 1, 32)
         with pytest.raises(OtherModel):
             await open_workspace("a/../b", ranks, store, other)  # type: ignore[arg-type]
+
+
+@in_loop
+async def test_ranks_let_go_of_a_workspace_whose_log_cannot_be_opened(tmp_path: Path) -> None:
+    """Or it could not be opened again once the disk is well."""
+    ranks = Ranks()
+    (tmp_path / "session.log").mkdir()
+    with pytest.raises(StoreError, match="cannot be used"):
+        await reopen("w", ranks, tmp_path)  # type: ignore[arg-type]
+    assert ranks.dropped == ["w"]
 
 
 @in_loop

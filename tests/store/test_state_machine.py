@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -142,7 +143,7 @@ class StoreAgainstDict(RuleBasedStateMachine):
 
 TestStoreAgainstDict = StoreAgainstDict.TestCase
 TestStoreAgainstDict.settings = settings(
-    max_examples=60,
+    max_examples=int(os.environ.get("KVWS_EXAMPLES", "60")),
     stateful_step_count=25,
     deadline=None,
     print_blob=True,
