@@ -12,7 +12,15 @@ KvwsError                      something kvws can explain; carries a hint and an
 │   ├── LoadFailed             a promised view could not be filled; retry without the lost block
 │   ├── PoisonedView           the engine recomputed promised pages; the namespace must change
 │   └── ControlError           the data plane refused a control message
+├── BadRequest                 a request cannot be read
+│   ├── NotAuthorised          it carries no key, or a wrong one
+│   ├── HostRefused            it was sent to a name that is not served here
+│   ├── BodyTooLarge           it is larger than this server reads
+│   └── NoSuchRoute            there is nothing at that path
 ├── PromptError                a prompt cannot be answered
+│   └── PromptTooLong          it does not fit the virtual window
+├── TooManyRequests            a client asks more than its share at once
+├── Overloaded                 the server has no room for another request now
 ├── HostTierFull               the host tier has no room for another block
 └── StoreError                 the durable store cannot be used
     ├── StoreInUse             another process owns the directory
@@ -101,6 +109,81 @@ class PromptError(KvwsError):
     """A prompt cannot be answered."""
 
     http_status = 400
+
+
+class PromptTooLong(PromptError):
+    """A prompt does not fit the virtual window.
+
+    Attributes:
+        prompt_tokens: of the prompt.
+        window_tokens: of the window.
+    """
+
+    def __init__(self, prompt_tokens: int, window_tokens: int) -> None:
+        super().__init__(
+            f"prompt is too long: {prompt_tokens} tokens > {window_tokens} maximum",
+            hint="start a new session, let the client compact its history, or raise --window",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.window_tokens = window_tokens
+
+
+class BadRequest(KvwsError):
+    """A request cannot be read."""
+
+    http_status = 400
+
+
+class NotAuthorised(BadRequest):
+    """A request carries no API key, or a wrong one."""
+
+    http_status = 401
+
+
+class HostRefused(BadRequest):
+    """A request was sent to a host name that is not served here."""
+
+    http_status = 403
+
+
+class BodyTooLarge(BadRequest):
+    """A request body is larger than this server reads."""
+
+    http_status = 413
+
+
+class NoSuchRoute(BadRequest):
+    """There is nothing at that path."""
+
+    http_status = 404
+
+
+class TooManyRequests(KvwsError):
+    """A client asks for more answers at once than its share.
+
+    Attributes:
+        retry_after_s: when to try again.
+    """
+
+    http_status = 429
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(KvwsError):
+    """The server has no room for another request now.
+
+    Attributes:
+        retry_after_s: when to try again.
+    """
+
+    http_status = 503
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class HostTierFull(KvwsError):

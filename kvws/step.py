@@ -18,6 +18,7 @@ from kvws.errors import LoadFailed, PoisonedView, PromptError
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.prefill import EngineStep, StepEnd, ingest
+from kvws.recall.spans import PromptSpans
 from kvws.recalling import Question, recall
 from kvws.session.ingest import ahead_of_query
 from kvws.session.workspace import Thread, Workspace
@@ -31,12 +32,14 @@ class StepRequest:
 
     Attributes:
         thread: the thread it continues.
-        token_ids: the whole prompt as the chat template renders it.
+        token_ids: the prompt as the chat template renders it, behind `behind`; not empty.
         max_new_tokens: at least 1; clamped to what the context leaves.
         keep_generated: register generated tokens as blocks. Off when a recorded answer, not the
             generated one, is what the next prompt continues with.
         sampling: further sampling parameters, as the engine spells them.
         logprob_token_ids: report the log-probability of these ids at each generated token.
+        behind: blocks that the prompt is known to start with, whose tokens need not be compared.
+        spans: parts of the prompt that the view must keep, in tokens of the whole prompt.
         note: kept with the step's report in the workspace's journal; plain data.
     """
 
@@ -46,7 +49,14 @@ class StepRequest:
     keep_generated: bool = True
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     logprob_token_ids: Sequence[int] | None = None
+    behind: tuple[int, ...] = ()
+    spans: PromptSpans = PromptSpans()
     note: Any = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the whole prompt."""
+        return BLOCK_TOKENS * len(self.behind) + len(self.token_ids)
 
 
 StepOutput = Chunk | StepReport
@@ -70,7 +80,7 @@ async def run_step(
         raise PromptError("the prompt has no tokens", hint="send at least one message")
     thread = workspace.thread(request.thread)
     async with thread.lock:
-        report = StepReport(request.thread, prompt_tokens=len(request.token_ids))
+        report = StepReport(request.thread, prompt_tokens=request.prompt_tokens)
         for attempt in range(_ATTEMPTS):
             report.retries = attempt
             yielded = False
@@ -107,7 +117,7 @@ async def _attempt(
 ) -> AsyncGenerator[StepOutput, None]:
     begin = time.perf_counter()
     async with workspace.registration:
-        aligned = workspace.align(request.token_ids)
+        aligned = workspace.align(request.token_ids, request.behind)
     line, view, query = aligned.line, thread.view, aligned.pending
     unfinished_tokens = BLOCK_TOKENS * len(thread.unfinished.intersection(line))
     report.new_tokens = unfinished_tokens + len(query)

@@ -17,13 +17,13 @@ import torch
 from rich.table import Table
 
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.chat.render import ChatRenderer
 from kvws.engine.platform_entry import declare_torchvision_ops
 from kvws.errors import TraceError
 from kvws.kernels.rerope import rotate, rotation_between
 from kvws.kernels.rotary import RotaryTable
 from kvws.models import resolve_model
 from kvws.replay.loaders import load_trace
-from kvws.replay.render import ChatRenderer
 from kvws.tiers.codec import PayloadCodec, make_codec
 from kvws.tiers.formats import PAYLOAD_FORMATS
 from kvws.tiers.geometry import PayloadGeometry

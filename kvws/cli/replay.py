@@ -80,8 +80,8 @@ def replay(
     name = workspace_name(session, trace.read_bytes(), settings.model, limits, options)
     start = engine_settings(settings, limits)
 
+    from kvws.chat.render import ChatRenderer
     from kvws.engine.launch import running_engine
-    from kvws.replay.render import ChatRenderer
 
     steps: list[ReplayedStep] = []
     errors = Console(stderr=True)

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.chat.render import ChatRenderer
 from kvws.engine.protocol import Engine
 from kvws.errors import ConfigError
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.recall.plan import Action
 from kvws.replay.baselines import cold_text_ms
-from kvws.replay.render import ChatRenderer
 from kvws.replay.trace import Trace
 from kvws.session.commit import Commit
 from kvws.session.durable import open_workspace

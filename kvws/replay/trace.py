@@ -4,43 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-Role = Literal["system", "user", "assistant", "tool"]
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call that the model asked for.
-
-    Attributes:
-        id: what the tool's answer refers to; "" where the recording has none.
-        name: the tool.
-        arguments: JSON text.
-    """
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Message:
-    """One entry of a message list, as the model is shown it.
-
-    Attributes:
-        role: who speaks; "tool" is the answer to a tool call.
-        content: plain text; "" for a turn that only calls tools.
-        tool_calls: of an assistant turn, in the model's order.
-        name: of a tool message: the tool that answers, where it is known.
-        tool_call_id: of a tool message: the call that it answers, where it is known.
-    """
-
-    role: Role
-    content: str
-    tool_calls: tuple[ToolCall, ...] = ()
-    name: str | None = None
-    tool_call_id: str | None = None
+from kvws.chat.message import Message
 
 
 @dataclass(frozen=True)

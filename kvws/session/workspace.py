@@ -179,13 +179,17 @@ class Workspace:
             parent = self._parents[parent]
         return before[::-1]
 
-    def align(self, token_ids: Sequence[int]) -> Alignment:
+    def align(self, token_ids: Sequence[int], behind: tuple[int, ...] = ()) -> Alignment:
         """Find the longest run of whole blocks, over all threads, that the prompt starts with.
 
         At least one token is left pending: the engine must compute something to answer.
+
+        Args:
+            token_ids: the prompt, or what of it follows `behind`; not empty.
+            behind: blocks that the prompt is known to start with.
         """
-        line = self.continuation((), token_ids[: max(0, len(token_ids) - 1)])
-        return Alignment(tuple(line), tuple(token_ids[len(line) * BLOCK_TOKENS :]))
+        more = self.continuation(behind, token_ids[: len(token_ids) - 1])
+        return Alignment(behind + tuple(more), tuple(token_ids[len(more) * BLOCK_TOKENS :]))
 
     def continuation(self, line: Sequence[int], token_ids: Sequence[int]) -> list[int]:
         """The blocks behind a line that the tokens start with, whichever thread wrote them."""

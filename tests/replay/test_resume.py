@@ -15,11 +15,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from kvws.chat.message import Message
 from kvws.cli.main import main
 from kvws.errors import ConfigError
 from kvws.replay.report import as_json, print_report
 from kvws.replay.run import ReplayedStep, ReplayOptions, SessionReplay, workspace_name
-from kvws.replay.trace import Message, Trace, TraceStep
+from kvws.replay.trace import Trace, TraceStep
 from kvws.replay.watching import watched_steps
 from kvws.store.directory import StoreDirectory
 from kvws.store.identity import ModelIdentity

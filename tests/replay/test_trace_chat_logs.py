@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvws.chat.message import Message, ToolCall
 from kvws.replay.loaders import parse_trace
-from kvws.replay.trace import Message, ToolCall, Trace, TraceStep
+from kvws.replay.trace import Trace, TraceStep
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"c": 1}'}}
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {}}}

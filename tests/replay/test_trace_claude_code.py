@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvws.chat.message import Message, ToolCall
 from kvws.errors import TraceError
 from kvws.replay.loaders import parse_trace
-from kvws.replay.trace import Message, ToolCall, Trace
+from kvws.replay.trace import Trace
 
 Line = dict[str, Any]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from kvws.chat.render import ChatRenderer
 from kvws.errors import TraceError
 from kvws.replay.loaders import load_trace
-from kvws.replay.render import ChatRenderer
 from kvws.replay.trace import Trace
 
 CLAUDE_CODE = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvws.chat.message import Message, Role, ToolCall
 from kvws.replay.loaders.content import (
     Skipped,
     flatten,
@@ -13,7 +14,7 @@ from kvws.replay.loaders.content import (
     mapping,
     string,
 )
-from kvws.replay.trace import Message, Role, ToolCall, TraceStep
+from kvws.replay.trace import TraceStep
 
 _ROLES: dict[str, Role] = {
     "system": "system",

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvws.chat.message import ToolCall
 from kvws.replay.loaders.claude_thread import Draft, ThreadDraft
 from kvws.replay.loaders.content import (
     Skipped,
@@ -31,7 +32,7 @@ from kvws.replay.loaders.content import (
     string,
 )
 from kvws.replay.loaders.source import Document
-from kvws.replay.trace import ToolCall, Trace, TraceStep
+from kvws.replay.trace import Trace, TraceStep
 
 FORMAT = "claude-code"
 

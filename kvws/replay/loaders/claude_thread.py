@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvws.replay.trace import Message, Role, ToolCall
+from kvws.chat.message import Message, Role, ToolCall
 
 
 @dataclass

@@ -16,10 +16,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from kvws.chat.message import Message
 from kvws.replay.loaders.chat_message import every_reply, read_messages
 from kvws.replay.loaders.content import Skipped, clean, is_list, is_mapping, mapping
 from kvws.replay.loaders.source import Document
-from kvws.replay.trace import Message, Trace, TraceStep
+from kvws.replay.trace import Trace, TraceStep
 
 FORMAT = "openai-chat"
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from kvws.chat import render
+from kvws.chat.message import Message, ToolCall
+from kvws.chat.render import ChatRenderer
 from kvws.errors import ModelError
-from kvws.replay import render
-from kvws.replay.render import ChatRenderer
-from kvws.replay.trace import Message, ToolCall
 
 TURN = "{{ '<|s|>' + message.role + '\n' + message.content + '<|e|>' }}"
 PROMPT = "{% if add_generation_prompt %}<|s|>assistant\n{% endif %}"

@@ -1,11 +1,11 @@
-"""A recorded message list as the token ids of the replayed model's own chat template.
+"""A message list as the token ids of the model's own chat template.
 
 Templates differ in what they take, so there is a ladder of forms, the most faithful first:
 
     tool calls      objects with parsed arguments, objects with JSON text, or spelled out:
                         assistant   <tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>
                         user        <tool_response>\\n…\\n</tool_response>
-    the list        as recorded; neighbours of one role merged; system messages as user messages
+    the list        as it came; neighbours of one role merged; system messages as user messages
     tool schemas    the template's own way, or spelled out in the system message
 
 Long sessions are rendered hundreds of times, each time a little longer. The template is cheap,
@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvws.chat.message import Message, ToolCall
 from kvws.errors import ModelError
-from kvws.replay.trace import Message, ToolCall
 
 Entry = dict[str, Any]
 """A message as `apply_chat_template` takes it."""
@@ -92,7 +92,7 @@ class ChatRenderer:
                 return text
         raise ModelError(
             f"the model's chat template refuses the messages: {refusal}",
-            hint="replay the trace with a model whose template takes these roles",
+            hint="use a model whose template takes these roles",
         ) from refusal
 
     def _shows_tools(self) -> bool:

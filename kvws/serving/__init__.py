@@ -1,0 +1,1 @@
+"""Answering model calls from workspaces, between the HTTP front and the engine."""
