@@ -50,7 +50,7 @@ class StepRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     logprob_token_ids: Sequence[int] | None = None
     behind: tuple[int, ...] = ()
-    spans: PromptSpans = PromptSpans()
+    spans: PromptSpans = field(default_factory=PromptSpans)
     note: Any = None
 
     @property
