@@ -40,6 +40,11 @@ class Settings:
         disk_format: how blocks lie on disk, the same formats.
         disk_backend: what moves them: posix, kvikio, or auto.
         threads: compute threads of the engine on a CPU; 0 for all cores.
+        window: tokens of prompt and answer together, as clients see them.
+        host: address that the endpoint listens on.
+        port: of the endpoint; 0 for any that is free.
+        tool_parser: how the model writes tool calls, as SGLang names it, or "auto".
+        reasoning_parser: how it writes its reasoning, likewise.
     """
 
     model: str = "smollm2"
@@ -56,6 +61,11 @@ class Settings:
     disk_format: str = "exact"
     disk_backend: str = "auto"
     threads: int = 0
+    window: int = 1_000_000
+    host: str = "127.0.0.1"
+    port: int = 7788
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     @property
     def host_bytes(self) -> int | None:

@@ -60,6 +60,10 @@ class EngineStep:
         self._report = report
         self._open = False
 
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
     async def __aenter__(self) -> Self:
         try:
             await self._engine.open_step(self.id, self._workspace.name)

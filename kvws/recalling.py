@@ -7,17 +7,26 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.protocol import Chunk, Engine, Scores
 from kvws.errors import SelfCheckFailed
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.prefill import EngineStep
-from kvws.recall.plan import Regions, plan_view
+from kvws.recall.plan import plan_view
+from kvws.recall.regions import Regions, blocks_of
+from kvws.recall.spans import PromptSpans, Span
 from kvws.recall.view import Prompt
 from kvws.session.ingest import current_view, window
 from kvws.session.workspace import Thread, Workspace
 
 Answer = AsyncGenerator[Chunk, None]
+
+_TASK_BLOCKS = 2
+"""A probe asks with so much of the task again: enough to weigh as much as a short tool result."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ async def recall(
     question: Question,
     line: tuple[int, ...],
     view: tuple[int, ...],
+    spans: PromptSpans,
     workspace: Workspace,
     thread: Thread,
     engine: Engine,
@@ -82,22 +92,33 @@ async def recall(
 
     When the thread's last recall kept its view, the question is probed behind that view, as if
     it were the answer: if the selection keeps the view again, it is, and nothing is computed
-    twice. Otherwise it is probed behind a small window, whose cost does not grow with the budget.
+    twice. Otherwise it is probed behind a small window, whose cost does not grow with the budget,
+    and the end of the task is asked again in front of it: the new tokens of a step may be no more
+    than a tool's "ok". A question of less than a block is always probed so, or views would come
+    and go with such small talk. The repeated text is not part of the answer's prompt, so no block
+    is ever made of a page that was computed behind it.
 
     Args:
         line: the thread's blocks, more than the budget.
         view: the view that the device may still hold.
+        spans: of the whole prompt, whose first tokens are those of `line`.
     """
     step, limits, ms = question.step, question.limits, report.ms
     held = current_view(view, line)
     if held is None:
         held = window(line, limits.sink_blocks, limits.budget_blocks)
     held = held[: question.room_blocks]  # a page prefix: still on the device
-    speculative = thread.kept_last_view
-    probed = held if speculative else window(line, limits.sink_blocks, limits.probe_blocks)
+    small = window(line, limits.sink_blocks, limits.probe_blocks)
+    free_blocks = limits.room_blocks(len(question.tokens)) - len(small)
+    task = _task_again(spans.task, line, workspace, free_blocks)
+    speaks_for_itself = not task or len(question.tokens) >= BLOCK_TOKENS
+    speculative = thread.kept_last_view and speaks_for_itself
+    probed, asked = held, question.tokens
+    if not speculative:
+        probed, asked = small, [*task, *question.tokens]
     rid = f"{step.id}.probe"
     with ms.measure("commit"):
-        prompt = await step.promise(probed, question.tokens)
+        prompt = await step.promise(probed, asked)
     with ms.measure("probe"):
         await engine.watch_queries(rid, prompt.view.tokens)
         if speculative:
@@ -109,12 +130,18 @@ async def recall(
         on_leaving.push_async_callback(probe.aclose)
         with ms.measure("probe"):
             first = await anext(probe)
-        regions = Regions.of_line(line, limits.sink_blocks, limits.recent_blocks)
-        async with workspace.registration:
-            candidates = _candidates(regions, workspace)
+        with ms.measure("plan"):
+            regions = Regions.of_prompt(
+                line,
+                spans,
+                sink_blocks=limits.sink_blocks,
+                recent_blocks=limits.recent_blocks,
+                budget_blocks=limits.budget_blocks,
+            )
+            candidates = _candidates(regions, line, workspace, thread)
         with ms.measure("score"):
-            scores = await engine.score(rid, workspace.name, bytes(candidates))
-        if scores.rows != len(question.tokens):
+            scores = await engine.score(rid, workspace.name, candidates.tobytes())
+        if scores.rows != len(asked):
             await probe.aclose()
             scores = await _probe_every_row(step, prompt, candidates, workspace, engine, report)
             speculative = False
@@ -123,13 +150,14 @@ async def recall(
             plan = plan_view(
                 current=held,
                 regions=regions,
-                candidates=[block for block, competes in enumerate(candidates) if competes],
+                candidates=np.flatnonzero(candidates),
                 scores=scores.by_block,
                 budget_blocks=limits.budget_blocks,
                 room_blocks=question.room_blocks,
             )
         report.recalled, report.unchanged = True, plan.unchanged
         report.decisions = plan.decisions
+        report.shrunk = {part.value: blocks for part, blocks in regions.shrunk.items()}
         if plan.unchanged and speculative:
             on_leaving.pop_all()
             return Recalled(prompt, _resume(first, probe), held, plan.near_misses)
@@ -142,7 +170,7 @@ async def recall(
 async def _probe_every_row(
     step: EngineStep,
     prompt: Prompt,
-    candidates: bytearray,
+    candidates: npt.NDArray[np.uint8],
     workspace: Workspace,
     engine: Engine,
     report: StepReport,
@@ -158,7 +186,7 @@ async def _probe_every_row(
         await engine.watch_queries(rid, prompt.view.tokens)
         async for _ in step.run(prompt, rid=rid, max_new_tokens=0, compute_all=True):
             pass
-    scores = await engine.score(rid, workspace.name, bytes(candidates))
+    scores = await engine.score(rid, workspace.name, candidates.tobytes())
     if scores.rows != wanted:
         raise SelfCheckFailed(
             f"the tap delivered {scores.rows} of {wanted} query rows",
@@ -167,13 +195,23 @@ async def _probe_every_row(
     return scores
 
 
-def _candidates(regions: Regions, workspace: Workspace) -> bytearray:
-    """One byte per block of the workspace: 1 where it competes for the view."""
-    mask = regions.competes(workspace.block_count)
-    for block in range(workspace.block_count):
-        if not workspace.exists(block):
-            mask[block] = 0
-    return mask
+def _task_again(
+    task: Span | None, line: tuple[int, ...], workspace: Workspace, free_blocks: int
+) -> list[int]:
+    """The task's last blocks as text; nothing while the task ends in the question itself."""
+    if task is None or task.end > BLOCK_TOKENS * len(line):
+        return []
+    places = blocks_of(task, len(line))
+    again = min(len(places), _TASK_BLOCKS, max(0, free_blocks))
+    return workspace.tokens_of([line[place] for place in places[len(places) - again :]])
+
+
+def _candidates(
+    regions: Regions, line: tuple[int, ...], workspace: Workspace, thread: Thread
+) -> npt.NDArray[np.uint8]:
+    """One number per block of the workspace: 1 where it competes for the thread's view."""
+    recallable = np.frombuffer(workspace.recallable(thread.name, line), dtype=np.uint8)
+    return recallable & np.frombuffer(regions.competes(len(recallable)), dtype=np.uint8)
 
 
 async def _resume(first: Chunk, rest: Answer) -> Answer:

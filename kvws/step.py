@@ -6,6 +6,7 @@ decode, register.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -150,29 +151,38 @@ async def _attempt(
             stream, view = question.ask(prompt), line
             near_misses = ()
         else:
-            recalled = await recall(question, line, view, workspace, thread, engine, report)
+            recalled = await recall(
+                question, line, view, request.spans, workspace, thread, engine, report
+            )
             prompt, stream, view = recalled.prompt, recalled.answer, recalled.view
             near_misses = recalled.near_misses
 
         generated: list[int] = []
         asked = time.perf_counter()
         first = True
-        async with aclosing(stream):
-            async for chunk in stream:
-                if first:
-                    first = False
-                    report.ms.prefill = 1e3 * (time.perf_counter() - asked)
-                    report.ms.first_token = 1e3 * (time.perf_counter() - begin)
-                    if near_misses and workspace.is_durable:  # read while the model decodes
-                        await engine.look_ahead(workspace.name, near_misses)
-                generated += chunk.token_ids
-                if chunk.finish_reason is not None:
-                    # Before the last yield: a caller that wanted one item never resumes us.
-                    report.ms.decode = 1e3 * (time.perf_counter() - asked) - report.ms.prefill
-                    report.generated_tokens = len(generated)
-                    report.view_blocks = len(view)
-                    kept = generated[:-1] if request.keep_generated else ()
-                    end = StepEnd(kept, request.note)
-                    await step.register(prompt, thread, line, view, end)
-                yield chunk
+        try:
+            async with aclosing(stream):
+                async for chunk in stream:
+                    if first:
+                        first = False
+                        report.ms.prefill = 1e3 * (time.perf_counter() - asked)
+                        report.ms.first_token = 1e3 * (time.perf_counter() - begin)
+                        if near_misses and workspace.is_durable:  # read while the model decodes
+                            await engine.look_ahead(workspace.name, near_misses)
+                    generated += chunk.token_ids
+                    if chunk.finish_reason is not None:
+                        # Before the last yield: a caller that wanted one item never resumes us.
+                        report.ms.decode = 1e3 * (time.perf_counter() - asked) - report.ms.prefill
+                        report.generated_tokens = len(generated)
+                        report.view_blocks = len(view)
+                        kept = generated[:-1] if request.keep_generated else ()
+                        end = StepEnd(kept, request.note)
+                        await step.register(prompt, thread, line, view, end)
+                    yield chunk
+        except (GeneratorExit, asyncio.CancelledError):
+            if not first and step.is_open:
+                # The prompt's pages were handed over before the first token came: whoever asks
+                # again finds them.
+                await step.register(prompt, thread, line, view)
+            raise
     yield report

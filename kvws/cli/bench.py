@@ -138,3 +138,19 @@ def _work_folder(settings: Settings) -> Path | None:
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is no folder", hint="name one on the disk to measure")
     return folder
+
+
+@bench.command()
+@settings_options
+@click.option("--tokens", type=click.IntRange(min=10_000), default=1_000_000)
+@click.option("--steps", type=click.IntRange(min=2), default=50)
+def front(tokens: int, steps: int, **flags: Any) -> None:
+    """What a step costs in front of the engine, in a session of that many tokens."""
+    from kvws.bench.front import front_table, measure_front
+    from kvws.models import resolve_model
+
+    settings = resolve_settings(flags).settings
+    model = resolve_model(settings.model)
+    if not isinstance(model, Path):
+        raise ConfigError("the front is measured with a model folder", hint="give its path")
+    Console().print(front_table(measure_front(model, settings.limits(), tokens, steps)))

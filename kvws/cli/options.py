@@ -83,4 +83,6 @@ def engine_settings(settings: Settings, limits: Limits) -> EngineSettings:
         disk_format=settings.disk_format,
         disk_backend=settings.disk_backend,
         threads=settings.threads or None,
+        tool_call_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
     )

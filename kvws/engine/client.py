@@ -133,12 +133,14 @@ class SglangEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         wanted = request.logprob_token_ids
+        sampling = {**request.sampling, "max_new_tokens": request.max_new_tokens}
         body = GenerateReqInput(
             rid=request.rid,
             session_id=request.step,
             extra_key=request.namespace,
             input_ids=list(request.token_ids),
-            sampling_params={**request.sampling, "max_new_tokens": request.max_new_tokens},
+            sampling_params=sampling,
+            require_reasoning=sampling.pop("require_reasoning", False),
             stream=True,
         )
         if request.compute_from is not None or wanted is not None:
@@ -171,6 +173,7 @@ class SglangEngine:
                     finish_reason=reason["type"] if finished else None,
                     cached_tokens=meta["cached_tokens"],
                     logprobs=_logprobs(meta) if wanted is not None else (),
+                    matched_stop=reason.get("matched") if finished else None,
                 )
                 seen = len(tokens)
         finally:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.engine.chat_format import ChatFormat
 from kvws.engine.client import SglangEngine
 from kvws.engine.control_client import Ranks
 from kvws.engine.liveness import Liveness
@@ -43,6 +44,7 @@ class RunningEngine:
     Attributes:
         store: the directory of the disk tier, which this process owns; None without one.
         identity: what stored blocks must agree with to be of use to it.
+        answer_format: how its model writes reasoning and tool calls.
         disk: how blocks are kept on disk, for people; "" without a disk tier.
     """
 
@@ -52,13 +54,21 @@ class RunningEngine:
         loop: asyncio.AbstractEventLoop,
         store: StoreDirectory | None,
         identity: ModelIdentity,
+        answer_format: ChatFormat,
         disk: str,
+        liveness: Liveness,
     ) -> None:
         self.engine = engine
+        self.answer_format = answer_format
+        self._liveness = liveness
         self.disk = disk
         self.store = store
         self.identity = identity
         self._loop = loop
+
+    def require_alive(self) -> None:
+        """Raises EngineDied when one of its processes is gone."""
+        self._liveness.require_alive()
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop."""
@@ -102,7 +112,10 @@ def _engine_processes(
         try:
             llm.loop.run_until_complete(self_check(engine, shapes))
             identity, disk = _identity(settings, shapes), shapes[0]["disk"]
-            yield RunningEngine(engine, llm.loop, store, identity, disk)
+            answer_format = ChatFormat.of_engine(llm.tokenizer_manager)
+            yield RunningEngine(
+                engine, llm.loop, store, identity, answer_format, disk, liveness
+            )
         finally:
             llm.loop.run_until_complete(ranks.close())
             # The watchdog would take the end for a crash; shutdown kills every child we have.
@@ -135,6 +148,9 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
         "context_length": settings.context_tokens,
         "max_total_tokens": -(-device_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
         "max_running_requests": settings.max_running_requests,
+        "tool_call_parser": settings.tool_call_parser,
+        "reasoning_parser": settings.reasoning_parser,
+        "grammar_backend": "xgrammar",
         "chunked_prefill_size": 1024,
         "disable_prefill_cuda_graph": True,  # its static batches do not say whose rows are whose
         "skip_server_warmup": True,
@@ -157,7 +173,6 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
             "device": "cpu",
             "attention_backend": "torch_native",
             "sampling_backend": "pytorch",
-            "grammar_backend": "none",
             "disable_overlap_schedule": True,
             "disable_cuda_graph": True,
             "disable_custom_all_reduce": True,

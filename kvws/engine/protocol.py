@@ -43,12 +43,14 @@ class Chunk:
         finish_reason: None until the last chunk.
         cached_tokens: leading prompt tokens that were not computed.
         logprobs: [tokens so far][requested ids], natural log; empty unless asked for.
+        matched_stop: the token id or the text that ended the answer, with reason "stop".
     """
 
     token_ids: tuple[int, ...]
     finish_reason: str | None
     cached_tokens: int
     logprobs: tuple[tuple[float, ...], ...] = ()
+    matched_stop: int | str | None = None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,9 @@ class EngineSettings:
         threads: compute threads of the engine on a CPU; what OMP_NUM_THREADS says, else all
             cores, when None.
         max_running_requests: requests batched together.
+        tool_call_parser: SGLang's name of the format of tool calls; "auto" tells it from the
+            model's chat template.
+        reasoning_parser: SGLang's name of the format of reasoning, or "auto".
         cache_dir: for compiled extensions, kept between starts.
     """
 
@@ -55,4 +58,6 @@ class EngineSettings:
     dtype: str = "float32"
     threads: int | None = None
     max_running_requests: int = 4
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     cache_dir: Path = Path.home() / ".cache" / "kvws"

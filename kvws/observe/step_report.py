@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from kvws.recall.plan import Action, Decision, Reason
+from kvws.recall.plan import Action, Decision
+from kvws.recall.regions import Reason
 
 
 @dataclass
@@ -59,6 +60,8 @@ class StepReport:
             workspace had acknowledged them as durable.
         loaded_pages: pages staged in from the host tier.
         decisions: fate of each block, of recall steps.
+        shrunk: parts of the prompt that the view should hold whole and that did not fit, by the
+            reason that their other blocks have, with the number of blocks left to compete.
         ms: wall times.
     """
 
@@ -78,15 +81,18 @@ class StepReport:
     recomputed_acknowledged_blocks: int = 0
     loaded_pages: int = 0
     decisions: tuple[Decision, ...] = ()
+    shrunk: dict[str, int] = field(default_factory=dict[str, int])
     ms: Timings = field(default_factory=Timings)
 
 
 def report_to_plain(report: StepReport) -> dict[str, Any]:
     """A report as JSON takes it; decisions as [block, action, reason, score]."""
-    plain = asdict(report)
+    plain = {each.name: getattr(report, each.name) for each in fields(StepReport)}
     plain["decisions"] = [
         [d.block, d.action.value, d.reason.value, d.score] for d in report.decisions
     ]
+    plain["shrunk"] = dict(report.shrunk)
+    plain["ms"] = asdict(report.ms)
     return plain
 
 
@@ -99,7 +105,7 @@ def report_from_plain(plain: Mapping[str, Any]) -> StepReport:
     counts = {
         each.name: plain[each.name]
         for each in fields(StepReport)
-        if each.name in plain and each.name not in ("thread", "decisions", "ms")
+        if each.name in plain and each.name not in ("thread", "decisions", "shrunk", "ms")
     }
     if not isinstance(plain.get("thread"), str) or not _are_numbers(counts):
         raise ValueError("a report without a thread or with a count that is none")
@@ -107,11 +113,16 @@ def report_from_plain(plain: Mapping[str, Any]) -> StepReport:
     ms = {part.name: times[part.name] for part in fields(Timings) if part.name in times}
     if not _are_numbers(ms):
         raise ValueError("a report with a time that is none")
+    shrunk = dict(plain.get("shrunk", {}))
+    if not _are_numbers(shrunk):
+        raise ValueError("a report with a count of blocks that is none")
     decisions = tuple(
         Decision(block, Action(action), Reason(reason), score)
         for block, action, reason, score in plain.get("decisions", ())
     )
-    return StepReport(plain["thread"], **counts, decisions=decisions, ms=Timings(**ms))
+    return StepReport(
+        plain["thread"], **counts, decisions=decisions, shrunk=shrunk, ms=Timings(**ms)
+    )
 
 
 def _are_numbers(values: Mapping[str, Any]) -> bool:

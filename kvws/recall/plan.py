@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 
-class Reason(StrEnum):
-    """Why a block is in the view, or left it."""
+from kvws.recall.regions import Reason, Regions
 
-    SINK = "sink"
-    RECENT = "recent"
-    SCORE = "score"
-    STILL_FITS = "still fits"
-    OUTSCORED = "outscored"
+Numbers = Sequence[int] | npt.NDArray[np.integer[Any]]
+Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 class Action(StrEnum):
@@ -25,7 +24,7 @@ class Action(StrEnum):
     DROP = "drop"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """One block's fate. `score` is None for blocks that did not compete."""
 
@@ -33,33 +32,6 @@ class Decision:
     action: Action
     reason: Reason
     score: float | None
-
-
-@dataclass(frozen=True)
-class Regions:
-    """The blocks of a thread that are in every view: its first and its newest.
-
-    Attributes:
-        sink: oldest first.
-        recent: oldest first; disjoint from `sink`.
-    """
-
-    sink: tuple[int, ...]
-    recent: tuple[int, ...]
-
-    @classmethod
-    def of_line(cls, line: Sequence[int], sink_blocks: int, recent_blocks: int) -> Regions:
-        """Split a line longer than sink + recent into its fixed regions."""
-        sink = tuple(line[:sink_blocks])
-        rest = line[sink_blocks:]
-        return cls(sink, tuple(rest[max(0, len(rest) - recent_blocks) :]))
-
-    def competes(self, block_count: int) -> bytearray:
-        """One byte per block of the workspace: 1 for candidates, 0 for sink and recent."""
-        mask = bytearray(b"\x01") * block_count
-        for block in (*self.sink, *self.recent):
-            mask[block] = 0
-        return mask
 
 
 @dataclass(frozen=True)
@@ -84,40 +56,57 @@ def plan_view(
     *,
     current: Sequence[int],
     regions: Regions,
-    candidates: Sequence[int],
-    scores: Sequence[float],
+    candidates: Numbers,
+    scores: Values,
     budget_blocks: int,
     room_blocks: int,
 ) -> Plan:
-    """Fill the budget: sink and recent first, then the best-scored candidates (KVMem, selection).
+    """Fill the budget: the regions first, then the best-scored candidates (KVMem, selection).
 
     Ties go to the newer block. When the current view already holds every selected block and still
     fits the room, it is kept whole: a superset costs nothing, a new view costs a prefill.
 
+    Between sink and recent, blocks stand by their number. A block's number is larger than its
+    parent's, so the blocks of one line stand in the order of that line, whatever they are kept
+    for; blocks of other lines stand between them where they were written. The newest blocks of
+    the thread's line are last in any case: the question continues them.
+
     Args:
         current: blocks of the view the query was probed on, in view order.
         regions: blocks that are in every view.
-        candidates: block numbers that competed.
+        candidates: distinct block numbers that competed; none of a region.
         scores: by block number, at least as long as the largest candidate.
         budget_blocks: size of a freshly selected view.
         room_blocks: blocks that fit beside query and generation; at least `budget_blocks`.
     """
-    room_for_scored = max(0, budget_blocks - len(regions.sink) - len(regions.recent))
-    ranked = sorted(candidates, key=lambda block: (-scores[block], -block))
+    room_for_scored = max(0, budget_blocks - len(regions.fixed))
+    scores = np.asarray(scores)
+    ranked = _best(candidates, scores, room_for_scored + budget_blocks // 4)
     chosen = ranked[:room_for_scored]
-    view = (*regions.sink, *sorted(chosen), *regions.recent)
-    if set(view) <= set(current) and len(current) <= room_blocks:
+    view = (*regions.sink, *sorted([*regions.pinned, *chosen]), *regions.recent)
+    had = set(current)
+    if had.issuperset(view) and len(current) <= room_blocks:
         view = tuple(current)
+    has = set(view)
     return Plan(
         view=view,
         decisions=_decide(tuple(current), view, regions, set(chosen), scores),
         unchanged=view == tuple(current),
-        near_misses=tuple(
-            block
-            for block in ranked[room_for_scored : room_for_scored + budget_blocks // 4]
-            if block not in view
-        ),
+        near_misses=tuple(block for block in ranked[room_for_scored:] if block not in has),
     )
+
+
+def _best(candidates: Numbers, scores: npt.NDArray[Any], count: int) -> list[int]:
+    """The `count` best candidates, best first; of equal scores the newer block."""
+    blocks = np.asarray(candidates, dtype=np.int64)
+    of_blocks = scores[blocks]
+    if 0 < count < len(blocks):
+        cut = np.partition(of_blocks, -count)[-count]
+        above = blocks[of_blocks > cut]
+        at_cut = np.sort(blocks[of_blocks == cut])
+        blocks = np.concatenate([above, at_cut[len(at_cut) - (count - len(above)) :]])
+        of_blocks = scores[blocks]
+    return blocks[np.lexsort((-blocks, -of_blocks))[:count]].tolist()
 
 
 def _decide(
@@ -125,9 +114,13 @@ def _decide(
     view: tuple[int, ...],
     regions: Regions,
     chosen: set[int],
-    scores: Sequence[float],
+    scores: npt.NDArray[Any],
 ) -> tuple[Decision, ...]:
-    fixed = dict.fromkeys(regions.sink, Reason.SINK) | dict.fromkeys(regions.recent, Reason.RECENT)
+    fixed = {
+        **dict.fromkeys(regions.sink, Reason.SINK),
+        **regions.pinned,
+        **dict.fromkeys(regions.recent, Reason.RECENT),
+    }
     had, has = set(current), set(view)
     decisions: list[Decision] = []
     for block in view:

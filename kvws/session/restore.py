@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvws.session.commit import ROOT, BlockRecord, Commit, StepRecord, ThreadRecord
+from kvws.session.family import is_aside
 from kvws.session.workspace import Thread, Workspace
 
 
@@ -68,6 +69,9 @@ def restore(
     workspace.acknowledged_before = acknowledged | (held & blocks.keys())
     for thread in _threads(kept, blocks):
         workspace.threads[thread.name] = thread
+    for record in _records_of_threads(kept):
+        if record.head in blocks:
+            workspace.remember_line(record.name, record.head)
     workspace.check_integrity()
     return workspace, Restored(
         steps=tuple(commit.step for commit in kept if commit.step is not None),
@@ -120,7 +124,9 @@ def _tree(commits: Sequence[Commit]) -> dict[int, BlockRecord]:
     places: dict[tuple[int, tuple[int, ...]], int] = {}
     for commit in commits:
         for block in _blocks_of(commit):
-            reachable = block.parent == ROOT or block.parent in blocks
+            reachable = block.parent == ROOT or (
+                block.parent in blocks and block.parent < block.number
+            )
             number = places.get((block.parent, block.tokens), block.number)
             if reachable and number == block.number and block.number not in blocks:
                 blocks[block.number] = block
@@ -130,18 +136,16 @@ def _tree(commits: Sequence[Commit]) -> dict[int, BlockRecord]:
 
 def _threads(commits: Sequence[Commit], blocks: Mapping[int, BlockRecord]) -> list[Thread]:
     """Every thread as the newest commit that names it left it."""
-    newest: dict[str, ThreadRecord] = {}
-    unfinished: dict[str, set[int]] = {}
+    newest = {record.name: record for record in _records_of_threads(commits)}
+    unfinished: dict[str, set[int]] = {name: set() for name in newest}
     for commit in commits:
-        record = commit.thread
-        if record is None:
+        if commit.thread is None or commit.thread.name not in newest:
             continue
-        newest[record.name] = record
         if commit.step is None:
             numbers = {block.number for block in commit.blocks}
-            unfinished.setdefault(record.name, set()).update(numbers & blocks.keys())
+            unfinished[commit.thread.name].update(numbers & blocks.keys())
         else:
-            unfinished[record.name] = set()
+            unfinished[commit.thread.name].clear()
     return [
         Thread(
             name=record.name,
@@ -152,6 +156,13 @@ def _threads(commits: Sequence[Commit], blocks: Mapping[int, BlockRecord]) -> li
         )
         for record in newest.values()
     ]
+
+
+def _records_of_threads(commits: Sequence[Commit]) -> Iterable[ThreadRecord]:
+    """Oldest first. A side call's client went away with the process: nothing of it is left."""
+    for commit in commits:
+        if commit.thread is not None and not is_aside(commit.thread.name):
+            yield commit.thread
 
 
 def _line_to(head: int, blocks: Mapping[int, BlockRecord]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.observe.step_report import StepReport
 from kvws.session.commit import ROOT, BlockRecord, Commit, StepRecord, ThreadRecord
+from kvws.session.family import FamilyBlocks, family_of, is_aside
 from kvws.session.journal import Journal, NullJournal
 
 BlockTokens = tuple[int, ...]
@@ -83,6 +84,7 @@ class Workspace:
         self._children: dict[tuple[int, BlockTokens], int] = {}
         self._retired: dict[tuple[int, BlockTokens], int] = {}
         self._unsettled: list[int] = []
+        self._families = FamilyBlocks()
 
     @classmethod
     def restored(
@@ -150,6 +152,23 @@ class Workspace:
     def thread(self, name: str) -> Thread:
         """The thread of that name, created at first use."""
         return self.threads.setdefault(name, Thread(name))
+
+    def forget_thread(self, name: str) -> None:
+        """Drop the state of a thread that runs no step. Its blocks stay in the log, and in reach
+        of its family, if there is any: a side call leaves nothing that another thread recalls."""
+        assert name not in self.threads or not self.threads[name].lock.locked(), "it is at work"
+        self.threads.pop(name, None)
+        if is_aside(name):
+            self._families.drop(family_of(name))
+
+    def remember_line(self, thread: str, head: int) -> None:
+        """A thread has, or had, the line that ends with block `head`: its family may recall it."""
+        self._families.mark(family_of(thread), head, self._parents)
+
+    def recallable(self, thread: str, line: Sequence[int]) -> bytearray:
+        """One byte per block: 1 for those of `line` and of every line that the thread or another
+        of its family ever had. All of them are in the log, and none will be taken back."""
+        return self._families.of(family_of(thread), line[-1] if line else ROOT, self._parents)
 
     def exists(self, block: int) -> bool:
         """Whether a number names a block (and not one whose allocation was taken back)."""
@@ -233,6 +252,7 @@ class Workspace:
             tokens = self.block_tokens(number)
             del self._children[self._parents[number], tokens]
             self._tokens[number] = None
+        self._families.unmark(numbers)
 
     def announce(self, numbers: Sequence[int]) -> None:
         """Tell the journal of blocks that are about to be registered. Should the process end
@@ -262,6 +282,8 @@ class Workspace:
             ended: the report of the thread's step and its caller's note, if it ends here.
         """
         thread.line, thread.view = line, view
+        head = line[-1] if line else ROOT
+        self.remember_line(thread.name, head)
         if ended is None:
             thread.unfinished.update(new_blocks)
         else:
@@ -273,9 +295,7 @@ class Workspace:
             Commit(
                 blocks=self._records_of(new_blocks),
                 unsettled=self._records_of(unsettled),
-                thread=ThreadRecord(
-                    thread.name, line[-1] if line else ROOT, view, thread.kept_last_view
-                ),
+                thread=ThreadRecord(thread.name, head, view, thread.kept_last_view),
                 step=StepRecord(ended[0], self.registered_blocks, ended[1]) if ended else None,
             )
         )
@@ -289,15 +309,21 @@ class Workspace:
     def check_integrity(self) -> None:
         """The tree index has exactly the registered blocks; threads name registered blocks.
 
-        Every line is a path from the root, and views hold no block twice.
+        Every line is a path from the root whose blocks its family may recall, and views hold no
+        block twice.
         """
         registered = {n for n, tokens in enumerate(self._tokens) if tokens is not None}
         assert set(self._children.values()) == registered, "tree index ≠ registered blocks"
         for (parent, tokens), number in self._children.items():
             assert self._tokens[number] == tokens and self._parents[number] == parent
+            assert parent < number, "a block is numbered before the one it continues"
+        self._families.check_integrity(registered, self._parents)
         for name, thread in self.threads.items():
             expected = [ROOT, *thread.line][: len(thread.line)]
             parents = [self._parents[block] for block in thread.line]
             assert parents == expected, f"the line of thread {name} is not a path"
+            assert self._families.has(family_of(name), thread.line[-1:]), (
+                f"the family of thread {name} has not its line"
+            )
             assert set(thread.view) <= registered, f"thread {name} views an unknown block"
             assert len(set(thread.view)) == len(thread.view), f"thread {name} views a block twice"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvws.chat import render
+from kvws.chat import pieces
 from kvws.chat.message import Message, ToolCall
 from kvws.chat.render import ChatRenderer
-from kvws.errors import ModelError
+from kvws.errors import ModelError, PromptError
 
 TURN = "{{ '<|s|>' + message.role + '\n' + message.content + '<|e|>' }}"
 PROMPT = "{% if add_generation_prompt %}<|s|>assistant\n{% endif %}"
@@ -182,7 +182,7 @@ class TestForms:
         self, renderer_of: MakeRenderer, template: str
     ) -> None:
         renderer = renderer_of(template)
-        with pytest.raises(ModelError, match="refuses") as caught:
+        with pytest.raises(PromptError, match="refuses") as caught:
             renderer.tokens(TALK)
         assert caught.value.hint
 
@@ -194,6 +194,89 @@ class TestForms:
     def test_a_folder_without_a_tokenizer(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="no tokenizer"):
             ChatRenderer(tmp_path)
+
+
+class TestSystemMessagesFurtherDown:
+    NOTED = (*TALK[:2], Message("assistant", "Hm."), Message("system", "It is late."), TALK[1])
+    REFUSING = (
+        "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+        "{{ raise_exception('system first') }}{% endif %}" + TURN + "{% endfor %}"
+    )
+    HOISTING = (
+        "{% for message in messages if message.role == 'system' %}" + TURN + "{% endfor %}"
+        "{% for message in messages if message.role != 'system' %}" + TURN + "{% endfor %}"
+    )
+    IGNORING = (
+        "{% for message in messages %}{% if message.role != 'system' or loop.first %}"
+        + TURN
+        + "{% endif %}{% endfor %}"
+    )
+
+    def test_are_rendered_where_they_stand(self, renderer_of: MakeRenderer) -> None:
+        text = renderer_of(PLAIN).text(self.NOTED)
+        assert "Hm.<|e|><|s|>system\nIt is late.<|e|><|s|>user\nLook.<|e|>" in text
+
+    @pytest.mark.parametrize("template", [REFUSING, HOISTING, IGNORING])
+    def test_are_reminders_of_the_users_where_the_template_has_no_place_for_them(
+        self, renderer_of: MakeRenderer, template: str
+    ) -> None:
+        assert renderer_of(template).text(self.NOTED) == (
+            "<|s|>system\nBe brief.<|e|><|s|>user\nLook.<|e|><|s|>assistant\nHm.<|e|>"
+            "<|s|>user\n<system-reminder>\nIt is late.\n</system-reminder><|e|>"
+            "<|s|>user\nLook.<|e|>"
+        )
+
+    def test_that_are_reminders_already_are_not_wrapped_again(
+        self, renderer_of: MakeRenderer
+    ) -> None:
+        noted = Message("system", "<system-reminder>\nIt is late.\n</system-reminder>\n")
+        text = renderer_of(self.REFUSING).text([TALK[1], noted])
+        assert text == f"<|s|>user\nLook.<|e|><|s|>user\n{noted.content}<|e|>"
+
+
+class TestReasoning:
+    THOUGHT = (TALK[1], Message("assistant", "x is 1.", reasoning="It says x = 1."))
+
+    def test_is_shown_by_templates_that_read_it(self, renderer_of: MakeRenderer) -> None:
+        reading = PLAIN.replace(
+            "message.content", "(message.reasoning_content or 'no thought') + message.content"
+        )
+        text = renderer_of(reading).text(self.THOUGHT)
+        assert "user\nno thoughtLook." in text
+        assert "assistant\nIt says x = 1.x is 1." in text
+
+    def test_is_left_out_for_others(self, renderer_of: MakeRenderer) -> None:
+        assert "says" not in renderer_of(PLAIN).text(self.THOUGHT)
+
+    def test_of_merged_neighbours_is_merged(self, renderer_of: MakeRenderer) -> None:
+        alternating = (
+            "{% for message in messages %}"
+            "{% if not loop.first and message.role == messages[loop.index0 - 1].role %}"
+            "{{ raise_exception('roles must alternate') }}{% endif %}"
+            "{{ message.reasoning_content }}|{{ message.content }};{% endfor %}"
+        )
+        text = renderer_of(alternating).text([*self.THOUGHT, self.THOUGHT[1]])
+        assert text.endswith(";It says x = 1.\n\nIt says x = 1.|x is 1.\n\nx is 1.;")
+
+
+class TestOptions:
+    def test_reach_the_template(self, renderer_of: MakeRenderer) -> None:
+        renderer = renderer_of(PLAIN + "{% if enable_thinking is false %}nothink{% endif %}")
+        assert not renderer.text(TALK).endswith("nothink")
+        assert renderer.text(TALK, options={"enable_thinking": False}).endswith("nothink")
+        tokens = renderer.tokens(TALK, options={"enable_thinking": False})
+        assert tokens == [*renderer.tokens(TALK), *b_ids(renderer, "nothink")]
+
+    @pytest.mark.parametrize("name", ["chat_template", "messages", "tools", "tokenize"])
+    def test_that_are_no_options_are_refused(self, renderer_of: MakeRenderer, name: str) -> None:
+        with pytest.raises(PromptError, match=name) as caught:
+            renderer_of(PLAIN).text(TALK, options={name: "x"})
+        assert caught.value.hint and caught.value.http_status == 400
+
+
+def b_ids(renderer: ChatRenderer, text: str) -> list[int]:
+    tokenizer: Any = renderer._tokenizer
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 class TestTokens:
@@ -213,7 +296,7 @@ class TestTokens:
     ) -> None:
         renderer = renderer_of(PLAIN)
         expected = renderer.tokens(TALK)
-        monkeypatch.setattr(render, "_PIECES_MAX_CHARS", 10)
+        monkeypatch.setattr(pieces, "_REMEMBERED_MAX_CHARS", 10)
         for end in (2, 4, len(TALK)):
             renderer.tokens(TALK[:end])
         assert renderer.tokens(TALK) == expected

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvws.recall.plan import Action, Decision, Plan, Reason, Regions, plan_view
+from kvws.recall.plan import Action, Decision, Plan, plan_view
+from kvws.recall.regions import Reason, Regions
 
 
 def planned(
@@ -129,6 +132,28 @@ def test_sink_and_recent_do_not_compete() -> None:
     assert Regions((0,), (3, 4)).competes(6) == bytearray([0, 1, 1, 0, 0, 1])
 
 
+def test_pinned_blocks_stand_by_age_between_those_that_scored() -> None:
+    plan = plan_view(
+        current=(),
+        regions=Regions((0,), (8, 9), {3: Reason.SYSTEM, 6: Reason.TASK}),
+        candidates=[1, 2, 4, 5, 7],
+        scores=[0, 0, 0, 99, 3, 0, 0, 2, 0, 0],
+        budget_blocks=7,
+        room_blocks=7,
+    )
+    assert plan.view == (0, 3, 4, 6, 7, 8, 9)
+    reasons = [(d.reason, d.score) for d in plan.decisions]
+    assert reasons == [
+        (Reason.SINK, None),
+        (Reason.SYSTEM, None),
+        (Reason.SCORE, 3.0),
+        (Reason.TASK, None),
+        (Reason.SCORE, 2.0),
+        (Reason.RECENT, None),
+        (Reason.RECENT, None),
+    ]
+
+
 @st.composite
 def selections(draw: st.DrawFn) -> dict[str, object]:
     blocks = draw(st.integers(6, 24))
@@ -180,3 +205,36 @@ def test_every_plan_keeps_its_promises(case: dict[str, object]) -> None:
     assert all(d.action is Action.DROP and d.reason is Reason.OUTSCORED for d in dropped)
     fixed = {*regions.sink, *regions.recent}
     assert all((d.score is None) == (d.block in fixed) for d in of_view)
+
+
+def planned_by_sorting(
+    *,
+    current: Sequence[int],
+    regions: Regions,
+    candidates: Sequence[int],
+    scores: Sequence[float],
+    budget_blocks: int,
+    room_blocks: int,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(view, near misses) of sink, recent and the best, by the plainest code there is."""
+    room_for_scored = max(0, budget_blocks - len(regions.sink) - len(regions.recent))
+    ranked = sorted(candidates, key=lambda block: (-scores[block], -block))
+    view = (*regions.sink, *sorted(ranked[:room_for_scored]), *regions.recent)
+    if set(view) <= set(current) and len(current) <= room_blocks:
+        view = tuple(current)
+    misses = ranked[room_for_scored : room_for_scored + budget_blocks // 4]
+    return view, tuple(block for block in misses if block not in view)
+
+
+@settings(max_examples=500, deadline=None)
+@given(selections(), st.sampled_from([list, np.float32, np.float64]))
+def test_a_plan_is_what_sorting_all_candidates_would_give(
+    case: dict[str, object], kind: type
+) -> None:
+    expected = planned_by_sorting(**case)  # type: ignore[arg-type]
+    if kind is not list:
+        case["scores"] = np.array(case["scores"], dtype=kind)
+        case["candidates"] = np.array(case["candidates"], dtype=np.int64)
+    plan = plan_view(**case)  # type: ignore[arg-type]
+    assert (plan.view, plan.near_misses) == expected
+    assert all(type(block) is int for block in (*plan.view, *plan.near_misses))

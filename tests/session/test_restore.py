@@ -40,7 +40,7 @@ class ListJournal(NullJournal):
         state = state_of(self.workspace)
         moved = [commit.thread.name] if commit.thread is not None else []
         threads = {**self.states[-1]["threads"], **{n: state["threads"][n] for n in moved}}
-        self.states.append({"blocks": state["blocks"], "threads": threads})
+        self.states.append({**state, "threads": threads})
 
     @property
     def log(self) -> list[tuple[int, Commit]]:
@@ -55,6 +55,10 @@ def state_of(workspace: Workspace) -> dict[str, Any]:
             name: (t.line, t.view, t.kept_last_view, frozenset(t.unfinished))
             for name, t in workspace.threads.items()
         },
+        "recallable": {
+            name: {n for n, mark in enumerate(workspace.recallable(name, ())) if mark}
+            for name in ("main", "sub")
+        },
     }
 
 
@@ -64,9 +68,9 @@ def tokens(letters: str) -> list[int]:
 
 def pass_over(workspace: Workspace, rng: random.Random, *, ended: bool) -> None:
     """One registration of a thread that goes on, forks or edits; some of it may not fit."""
-    thread = workspace.thread(rng.choice(["main", "sub"]))
+    thread = workspace.thread(rng.choice(["main", "main#2", "sub"]))
     if rng.random() < 0.2:
-        source = workspace.thread(rng.choice(["main", "sub"])).line
+        source = workspace.thread(rng.choice(["main", "main#2", "sub"])).line
         thread.line = source[: rng.randrange(len(source) + 1)]
     line = thread.line
     new_tokens = tokens("".join(rng.choice("abc") for _ in range(rng.randrange(4))))
@@ -130,6 +134,7 @@ def test_every_end_of_the_log_with_every_part_of_the_blocks(seed: int) -> None:
             known = {b.number for c in journal.commits[:kept] for b in of_the_tree(c)}
             state = state_of(workspace)
             assert state["threads"] == expected["threads"]
+            assert state["recallable"] == expected["recallable"]
             assert state["blocks"].keys() == known
             assert state["blocks"].items() <= expected["blocks"].items()
             named = {b.number for c in journal.commits[:length] for b in every_block(c)}
@@ -241,6 +246,30 @@ def test_a_number_never_stands_for_two_blocks() -> None:
     workspace, _ = restore("w", log, frozenset({0, 1}))
     assert workspace.tokens_of([0, 1]) == tokens("ab")
     workspace.check_integrity()
+
+
+def test_a_side_call_that_was_cut_off_is_not_gone_on_with() -> None:
+    workspace = Workspace("w")
+    journal = workspace.journal = ListJournal(workspace)
+    for name, letters in (("main", "ab"), ("aside-1", "abX"), ("main", "abc")):
+        thread = workspace.thread(name)
+        line = tuple(workspace.allocate((), tokens(letters)))
+        workspace.record(thread, line, line, [n for n in line if n not in thread.line])
+    restored, _ = restore("w", journal.log, frozenset(range(4)))
+    assert list(restored.threads) == ["main"]
+    aside = restored.align([*tokens("abX"), 1]).line
+    assert len(aside) == 3, "its blocks are in the log"
+    assert not any(restored.recallable("aside-1", ()))
+    expected = journal.states[-1]["recallable"]["main"]
+    assert state_of(restored)["recallable"]["main"] == expected == {*aside[:2], 3}
+
+
+def test_a_block_that_claims_to_continue_a_later_one_is_cut() -> None:
+    """No such log was ever written; numbers grow along every line."""
+    blocks = [BlockRecord(5, -1, tuple(tokens("a"))), BlockRecord(3, 5, tuple(tokens("b")))]
+    workspace, restored = restore("w", [(0, Commit(blocks=tuple(blocks)))], frozenset({3, 5}))
+    assert [workspace.exists(n) for n in (3, 5)] == [False, True]
+    assert restored.cut_blocks == 1 and restored.to_forget == (3,)
 
 
 def test_what_was_acknowledged_and_is_gone_is_counted() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +20,15 @@ def tokens(blocks: str, tail: int = 0) -> list[int]:
 def written(workspace: Workspace, blocks: str, thread: str = "main") -> tuple[int, ...]:
     """Let a thread's history be those blocks."""
     line = tuple(workspace.allocate((), tokens(blocks)))
-    workspace.thread(thread).line = line
+    workspace.record(workspace.thread(thread), line, (), ())
     return line
+
+
+def recalled(workspace: Workspace, thread: str, line: tuple[int, ...] = ()) -> set[int]:
+    """The blocks that a thread may recall."""
+    marks = workspace.recallable(thread, line)
+    assert len(marks) == workspace.block_count
+    return {number for number, mark in enumerate(marks) if mark}
 
 
 @pytest.fixture
@@ -115,6 +124,78 @@ def test_a_thread_is_created_at_first_use(workspace: Workspace) -> None:
     assert thread.line == () and thread.view == ()
 
 
+def test_a_thread_recalls_all_it_ever_had_and_nothing_of_another(workspace: Workspace) -> None:
+    before = written(workspace, "sysABC")
+    after = written(workspace, "sysAX")
+    sub = written(workspace, "sysB", "sub")
+    assert recalled(workspace, "main") == {*before, *after}
+    assert recalled(workspace, "sub") == {*sub}
+    assert before[:3] == sub[:3], "what is shared is in reach of both"
+
+
+def test_a_thread_that_goes_on_after_a_compaction_recalls_what_was_summarised(
+    workspace: Workspace,
+) -> None:
+    before = written(workspace, "abcd")
+    sub = written(workspace, "mn", "sub#2")
+    assert recalled(workspace, "main#2") == {*before}
+    after = written(workspace, "sum", "main#2")
+    for name in ("main", "main#2", "main#3"):
+        assert recalled(workspace, name) == {*before, *after}
+    assert recalled(workspace, "sub") == {*sub}
+
+
+def test_a_thread_recalls_the_line_it_is_about_to_have(workspace: Workspace) -> None:
+    """A new thread whose prompt begins with another's."""
+    line = written(workspace, "abcd")
+    assert recalled(workspace, "sub", line[:3]) == {*line[:3]}
+    assert recalled(workspace, "sub") == set(), "asking leaves no mark"
+
+
+def test_a_side_call_sees_its_own_line_and_leaves_nothing_to_recall(workspace: Workspace) -> None:
+    line = written(workspace, "abc")
+    aside = written(workspace, "abcX", "aside-1")
+    other = written(workspace, "Y", "aside-2#1")
+    assert recalled(workspace, "aside-1") == {*aside}
+    assert recalled(workspace, "aside-2#1") == {*other} != recalled(workspace, "aside-2")
+    workspace.forget_thread("aside-1")
+    assert "aside-1" not in workspace.threads
+    assert recalled(workspace, "aside-1") == set()
+    assert recalled(workspace, "main") == {*line}
+    assert workspace.align(tokens("abcX", tail=1)).line == aside, "its blocks stay in the log"
+    workspace.check_integrity()
+
+
+def test_a_forgotten_thread_is_created_anew_and_its_family_remembers(workspace: Workspace) -> None:
+    line = written(workspace, "abc")
+    workspace.forget_thread("main")
+    workspace.forget_thread("never there")
+    assert workspace.thread("main").line == ()
+    assert recalled(workspace, "main") == recalled(workspace, "main#2") == {*line}
+    workspace.check_integrity()
+
+
+def test_a_thread_at_work_is_not_forgotten(workspace: Workspace) -> None:
+    thread = workspace.thread("aside-1")
+
+    async def forget_while_it_works() -> None:
+        async with thread.lock:
+            with pytest.raises(AssertionError):
+                workspace.forget_thread("aside-1")
+
+    asyncio.run(forget_while_it_works())
+    assert workspace.thread("aside-1") is thread
+
+
+def test_blocks_taken_back_are_not_recalled(workspace: Workspace) -> None:
+    line = written(workspace, "abcd")
+    thread = workspace.thread("main")
+    workspace.record(thread, line[:2], (), ())
+    workspace.take_back(line[2:])
+    assert recalled(workspace, "main") == {*line[:2]}
+    workspace.check_integrity()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text("abc", max_size=8), st.text("abc", max_size=8), st.integers(0, 40))
 def test_an_alignment_spells_the_prompt(history: str, prompt: str, tail: int) -> None:
@@ -127,8 +208,12 @@ def test_an_alignment_spells_the_prompt(history: str, prompt: str, tail: int) ->
 
 
 @pytest.mark.parametrize(
-    "fault", ["index", "parent", "broken path", "unknown block", "block twice", "tokens"]
-)
+    "fault",
+    [
+        "index", "parent", "order", "broken path", "unknown block", "block twice", "tokens",
+        "forgetful family", "family with a gap", "family of the gone",
+    ],
+)  # fmt: skip
 def test_integrity_catches_a_planted_fault(workspace: Workspace, fault: str) -> None:
     line = written(workspace, "abc")
     thread = workspace.thread("main")
@@ -136,6 +221,19 @@ def test_integrity_catches_a_planted_fault(workspace: Workspace, fault: str) -> 
         del workspace._children[line[1], workspace.block_tokens(line[2])]
     elif fault == "parent":
         workspace._parents[line[2]] = line[0]
+    elif fault == "order":
+        workspace._parents[line[0]] = line[2]
+        workspace._children[line[2], workspace.block_tokens(line[0])] = line[0]
+        del workspace._children[-1, workspace.block_tokens(line[0])]
+        thread.line = ()
+    elif fault == "forgetful family":
+        workspace._families.drop("main")
+    elif fault == "family with a gap":
+        workspace._families._marks["main"][line[1]] = 0
+    elif fault == "family of the gone":
+        thread.line = line[:2]
+        workspace.take_back(line[2:])
+        workspace._families._marks["main"][line[2]] = 1
     elif fault == "broken path":
         thread.line = (line[0], line[2])
     elif fault == "unknown block":
@@ -158,6 +256,7 @@ class GrowingLog(RuleBasedStateMachine):
         self.workspace = Workspace("w")
         self.prefixes: set[str] = set()
         self.number: dict[str, int] = {}
+        self.had: dict[str, set[int]] = {}
 
     @rule(target=histories, text=st.text("ab", max_size=4))
     def start(self, text: str) -> str:
@@ -198,8 +297,11 @@ class GrowingLog(RuleBasedStateMachine):
         self.prefixes.add(prefix)
 
     def _line(self, history: str) -> tuple[int, ...]:
+        """A thread has that line now; histories that begin alike are of one family."""
         line = tuple(self.number[history[: i + 1]] for i in range(len(history)))
-        self.workspace.thread(history).line = line
+        family = history[:1] or "none"
+        self.workspace.record(self.workspace.thread(f"{family}#{history}"), line, (), ())
+        self.had.setdefault(family, set()).update(line)
         return line
 
     @rule(history=histories, tail=st.integers(1, 31))
@@ -216,6 +318,11 @@ class GrowingLog(RuleBasedStateMachine):
             assert self.workspace.tokens_of([number]) == tokens(prefix[-1])
             before = [self.number[prefix[: i + 1]] for i in range(len(prefix) - 1)]
             assert self.workspace.lineage(number) == before
+
+    @invariant()
+    def each_family_recalls_what_it_had(self) -> None:
+        for family, had in self.had.items():
+            assert recalled(self.workspace, family) == had
 
 
 TestGrowingLog = GrowingLog.TestCase

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -185,6 +185,8 @@ class SimulatedEngine:
         self._background: set[asyncio.Task[None]] = set()
 
         self.faults = Faults()
+        self.speak: Callable[[GenerateRequest], int] | None = None  # instead of nonsense
+        self.stop_tokens: frozenset[int] = frozenset()
         self.requests: list[GenerateRequest] = []
         self.answered: dict[str, Chunk] = {}
         self.wrong_pages: list[str] = []
@@ -282,11 +284,14 @@ class SimulatedEngine:
                 self._compute(run, end)
                 self._insert(run)
                 await asyncio.sleep(0)
-            generated = 0
+            generated, reason, token = 0, "length", -1
             while generated < request.max_new_tokens:
-                token = self._next_token(run)
+                token = self._next_token(run) if self.speak is None else self.speak(request)
                 run.tokens.append(token)
                 generated += 1
+                if token in self.stop_tokens:
+                    reason = "stop"
+                    break
                 if generated == request.max_new_tokens:
                     break
                 yield self._answer(run, (token,), None)
@@ -297,7 +302,8 @@ class SimulatedEngine:
                 self._compute(run, len(run.tokens), tapped=False)
             self._finish(run)
             last = (run.tokens[-1],) if request.max_new_tokens else ()
-            yield self._answer(run, last, "length")
+            matched = token if reason == "stop" else None
+            yield replace(self._answer(run, last, reason), matched_stop=matched)
         finally:
             if not run.finished:
                 if self.faults.slow_abort:

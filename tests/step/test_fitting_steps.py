@@ -153,3 +153,19 @@ async def test_blocks_in_the_host_tier_are_paid_for_once() -> None:
     stats = session.engine.plane.stats()
     assert stats["blocks"] == 6
     assert stats["host_used_bytes"] == 6 * session.engine.block_bytes
+
+
+@in_loop
+async def test_what_was_computed_for_a_caller_that_left_is_not_computed_again() -> None:
+    for blocks in (2.5, 20.5):  # a prompt that fits its view, and one that does not
+        session = Session.start()
+        prompt = session.text(0, blocks)
+        request = StepRequest("main", prompt, 5)
+        outputs = run_step(request, session.workspace, session.engine, session.limits)
+        await anext(outputs)
+        await outputs.aclose()
+        await session.check()
+        assert len(session.workspace.thread("main").line) == int(blocks)
+        reply = await session.ask_and_check(prompt)
+        assert reply.report.resumed_tokens == 32 * int(blocks)
+        assert reply.report.new_tokens - reply.report.resumed_tokens == 16

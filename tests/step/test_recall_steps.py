@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from kvws.engine.protocol import Chunk, GenerateRequest
+from kvws.errors import EngineError
 from kvws.recall.plan import Action, Reason
-from kvws.step import StepRequest, run_step
 from tests.step.session import LIMITS, Session, in_loop
 
 BUDGET = LIMITS.budget_blocks
@@ -145,16 +151,25 @@ async def test_a_request_sent_again_does_not_see_itself_twice() -> None:
 
 @in_loop
 async def test_rows_that_the_tree_kept_from_the_tap_are_probed_again() -> None:
-    """A caller went away: the query's first page is in the tree, but it is no block."""
+    """An answer failed: the query's first page is in the tree, but it is no block."""
     session = Session.start()
     prompt = await grown(session, 0, 1, 2, 3)
     prompt += session.text(1, 1.9)
     thread = session.workspace.thread("main")
     thread.kept_last_view = False  # so both times the probe asks behind the window
-    request = StepRequest("main", prompt, 5)
-    outputs = run_step(request, session.workspace, session.engine, session.limits)
-    await anext(outputs)
-    await outputs.aclose()
+    generate = session.engine.generate
+
+    async def failing(request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(generate(request)) as chunks:
+            async for chunk in chunks:
+                if request.rid.endswith("answer"):
+                    raise EngineError("the answer is gone")
+                yield chunk
+
+    session.engine.generate = failing
+    with pytest.raises(EngineError, match="gone"):
+        await session.ask(prompt, max_new_tokens=5)
+    session.engine.generate = generate
     await session.check()
     thread.kept_last_view = False
     before = len(session.engine.requests)
@@ -166,13 +181,30 @@ async def test_rows_that_the_tree_kept_from_the_tap_are_probed_again() -> None:
     assert recalled <= set(range(8, 16))
 
 
-@in_loop
-async def test_another_threads_blocks_can_be_recalled() -> None:
+async def recalled_about(topic: int, *, first: str, then: str) -> tuple[set[int], set[int]]:
+    """A thread explores a topic, another is asked about it after 20 blocks of its own.
+
+    Returns (what the first had, what the second recalled).
+    """
     session = Session.start()
     base = session.text(0, 1)
-    await session.ask_and_check(base + session.text(5, 8) + [1], thread="explorer")
-    explored = set(session.workspace.thread("explorer").line)
+    await session.ask_and_check(base + session.text(topic, 8) + [1], thread=first)
+    explored = set(session.workspace.thread(first).line)
     prompt = base + session.text(1, 20)
-    reply = await session.ask_and_check(prompt + session.text(5, 0.5), thread="main")
+    reply = await session.ask_and_check(prompt + session.text(topic, 0.5), thread=then)
     recalled = {d.block for d in reply.report.decisions if d.reason is Reason.SCORE}
-    assert recalled <= explored and len(recalled) == BUDGET - 3
+    assert len(recalled) == BUDGET - 3
+    return explored, recalled
+
+
+@in_loop
+async def test_what_was_summarised_away_can_be_recalled() -> None:
+    explored, recalled = await recalled_about(5, first="main", then="main#2")
+    assert recalled <= explored
+
+
+@in_loop
+async def test_what_another_agent_did_is_not_recalled() -> None:
+    for first, then in (("explorer", "main"), ("main", "explorer"), ("aside-1", "main")):
+        explored, recalled = await recalled_about(5, first=first, then=then)
+        assert not explored & recalled

@@ -1,0 +1,259 @@
+"""What the front costs per step in a session of a million tokens, without any engine.
+
+Everything a step does between the client's bytes and the engine: read the body, find what is
+known of it, render what is new, align it with the log, lay out regions, plan the view, and write
+an answer's frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from rich.table import Table
+
+from kvws.blocks.key import BLOCK_TOKENS
+from kvws.chat.answer import Finished, Text, Usage
+from kvws.chat.call import ModelCall
+from kvws.chat.message import Message
+from kvws.chat.render import ChatRenderer
+from kvws.http.anthropic import ANTHROPIC
+from kvws.http.sse import frame
+from kvws.limits import Limits
+from kvws.recall.plan import plan_view
+from kvws.recall.regions import Regions
+from kvws.serving.placing import Placer
+from kvws.serving.prompts import PromptBuilder
+from kvws.session.identity import identify
+from kvws.session.transcript import Given, Landmarks, Transcript, place_in
+from kvws.session.workspace import Workspace
+
+PARTS = ("read the body", "place the prompt", "align", "plan the view", "write the answer")
+
+_WORDS_A_MESSAGE = 700
+_ANSWER_FRAMES = 200
+_HEADERS = {"x-claude-code-session-id": "front", "x-app": "cli"}
+
+
+@dataclass
+class FrontCost:
+    """Milliseconds of each step, by part.
+
+    Attributes:
+        tokens: of the session.
+        messages: of the session.
+        body_bytes: of a request.
+        loop_lag_ms: how late the event loop was, sampled every few milliseconds meanwhile.
+    """
+
+    tokens: int
+    messages: int
+    body_bytes: int
+    ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    loop_lag_ms: list[float] = field(default_factory=list[float])
+
+    @contextmanager
+    def measure(self, part: str) -> Generator[None]:
+        begin = time.perf_counter()
+        yield
+        self.ms[part].append(1e3 * (time.perf_counter() - begin))
+
+    def totals_ms(self) -> list[float]:
+        """All parts of each step."""
+        return [sum(step) for step in zip(*(self.ms[part] for part in PARTS), strict=True)]
+
+
+def measure_front(model: Path, limits: Limits, tokens: int, steps: int) -> FrontCost:
+    """Grow a session to that many tokens, then time so many steps of it.
+
+    Args:
+        model: folder of the tokenizer and its chat template.
+        tokens: of the session, about.
+    """
+    return asyncio.run(_measure(model, limits, tokens, steps))
+
+
+async def _measure(model: Path, limits: Limits, tokens: int, steps: int) -> FrontCost:
+    session = _Session(model, limits)
+    body = session.grown(tokens)
+    cost = FrontCost(session.tokens, len(session.history), len(body))
+    watching = asyncio.create_task(_watch_loop(cost.loop_lag_ms))
+    for _ in range(steps):
+        await session.step(cost)
+    watching.cancel()
+    session.executor.shutdown()
+    return cost
+
+
+async def _watch_loop(lag_ms: list[float]) -> None:
+    interval_s = 0.002
+    while True:
+        due = time.perf_counter() + interval_s
+        await asyncio.sleep(interval_s)
+        lag_ms.append(1e3 * (time.perf_counter() - due))
+
+
+class _Session:
+    """One long session of a made-up agent: it reads files, and says so."""
+
+    def __init__(self, model: Path, limits: Limits) -> None:
+        self.executor = ThreadPoolExecutor(1)
+        self.history: list[dict[str, Any]] = []
+        self._limits = limits
+        self._renderer = ChatRenderer(model)
+        self._builder = PromptBuilder(self._renderer)
+        self._placer = Placer(self._builder, self.executor)
+        self._transcript = Transcript()
+        self._workspace = Workspace("front")
+        self._thread = self._workspace.thread("main")
+        self._rng = random.Random(7)  # noqa: S311 - the same words in every run
+        schema = {"type": "object", "properties": {"path": {"type": "string"}}}
+        self._tools = [
+            {"name": f"Tool{n}", "description": self._text(150), "input_schema": schema}
+            for n in range(20)
+        ]
+
+    @property
+    def tokens(self) -> int:
+        return BLOCK_TOKENS * len(self._thread.line)
+
+    def _text(self, words: int) -> str:
+        return " ".join(f"w{self._rng.randrange(10_000)}" for _ in range(words))
+
+    def _body(self) -> bytes:
+        system = [{"type": "text", "text": "You are an agent. " + self.history[0]["content"][:99]}]
+        metadata = {"user_id": '{"session_id": "front"}'}
+        return orjson.dumps(
+            {
+                "model": "kvws",
+                "max_tokens": 32000,
+                "system": system,
+                "tools": self._tools,
+                "metadata": metadata,
+                "messages": self.history,
+                "stream": True,
+            }
+        )
+
+    def _says(self, number: int) -> None:
+        """The agent's turn, and what its tool answered."""
+        use = {"type": "tool_use", "id": f"t{number}", "name": "Tool1", "input": {"path": "a.py"}}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": f"t{number}",
+            "content": self._text(_WORDS_A_MESSAGE),
+        }
+        said = {"type": "text", "text": f"Reading file {number}."}
+        self.history.append({"role": "assistant", "content": [said, use]})
+        self.history.append({"role": "user", "content": [result]})
+
+    def grown(self, tokens: int) -> bytes:
+        """A request of a session of that many tokens whose prompt is known but for its end."""
+        self.history = [{"role": "user", "content": self._text(200)}]
+        sample = _Session._message_tokens(self._renderer, self._text(_WORDS_A_MESSAGE))
+        for number in range(max(1, tokens // sample)):
+            self._says(number)
+        body = self._body()
+        call = ANTHROPIC.read(orjson.loads(body))
+        self._learn(call, self._renderer.tokens(call.messages, call.tools))
+        return body
+
+    @staticmethod
+    def _message_tokens(renderer: ChatRenderer, text: str) -> int:
+        return len(renderer.tokens([Message("tool", text)])) + 60
+
+    def _learn(self, call: ModelCall, tokens: list[int]) -> None:
+        """The whole prompt becomes blocks, as if it had been computed."""
+        numbers = tuple(self._workspace.allocate((), tokens))
+        view = numbers[: self._limits.budget_blocks]
+        self._workspace.record(self._thread, numbers, view, numbers)
+        place = place_in(numbers, 0, tokens, len(tokens), Landmarks(), {}, {})
+        digests = self._builder.digests("main", call.messages)
+        self._transcript.learn(digests[-1], place, None)
+
+    async def step(self, cost: FrontCost) -> None:
+        """One step: the agent says something, its tool answers, the client asks."""
+        self._says(len(self.history))
+        body = self._body()
+        with cost.measure("read the body"):
+            call = await asyncio.to_thread(_read, body)
+        with cost.measure("place the prompt"):
+            placed = await self._placer.place(
+                call, _Plain(), self._transcript, self._workspace, self._thread
+            )
+        with cost.measure("align"):
+            aligned = self._workspace.align(placed.tokens, placed.behind)
+        line = aligned.line
+        scores = np.random.default_rng(7).random(self._workspace.block_count)
+        with cost.measure("plan the view"):
+            regions = Regions.of_prompt(
+                line,
+                placed.spans,
+                sink_blocks=self._limits.sink_blocks,
+                recent_blocks=self._limits.recent_blocks,
+                budget_blocks=self._limits.budget_blocks,
+            )
+            mask = np.frombuffer(self._workspace.recallable("main", line), dtype=np.uint8).copy()
+            mask[list(regions.fixed)] = 0
+            plan_view(
+                current=self._thread.view,
+                regions=regions,
+                candidates=np.flatnonzero(mask),
+                scores=scores,
+                budget_blocks=self._limits.budget_blocks,
+                room_blocks=self._limits.budget_blocks,
+            )
+        with cost.measure("write the answer"):
+            writer = ANTHROPIC.writer(call)
+            frames = [*writer.begin(Usage(placed.prompt_tokens))]
+            for _ in range(_ANSWER_FRAMES):
+                frames += writer.event(Text("word "))
+            frames += writer.event(Finished("stop", Usage(placed.prompt_tokens)))
+            b"".join(map(frame, frames))
+        # The prompt becomes blocks, and the client's next request continues it.
+        numbers = tuple(self._workspace.allocate(line, aligned.pending))
+        self._workspace.record(self._thread, line + numbers, self._thread.view, numbers)
+        tells = (placed.landmarks, placed.told, placed.tools)
+        begin, whole = len(placed.behind), placed.tokens
+        place = place_in(self._thread.line, begin, whole, placed.end, *tells)
+        said = Message("assistant", "unheard")
+        self._transcript.learn(placed.asked, place, Given(said, place))
+
+
+@dataclass(frozen=True)
+class _Plain:
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    template_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    dropped: tuple[str, ...] = ()
+
+
+def _read(body: bytes) -> ModelCall:
+    decoded = orjson.loads(body)
+    call = ANTHROPIC.read(decoded)
+    identify(_HEADERS, decoded, call)
+    return call
+
+
+def front_table(cost: FrontCost) -> Table:
+    """Percentiles of every part, and of the whole."""
+    size = f"{cost.tokens:,} tokens, {cost.messages:,} messages, {cost.body_bytes:,} bytes"
+    table = Table(title=size)
+    for column in ("part", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    rows = {**{part: cost.ms[part] for part in PARTS}, "all": cost.totals_ms()}
+    rows["event loop lag"] = cost.loop_lag_ms
+    for name, values in rows.items():
+        p99 = statistics.quantiles(values, n=100)[98] if len(values) > 1 else values[0]
+        table.add_row(name, f"{statistics.median(values):.1f}", f"{p99:.1f}")
+    return table

@@ -1,0 +1,36 @@
+"""Shared by the end-to-end tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.clients import Client
+from tests.e2e.scripts import NEW, OLD
+
+
+def require(client: Client) -> None:
+    """Skip where a client is not installed, or another one was asked for."""
+    asked = os.environ.get("KVWS_E2E", "").split()
+    if asked and "all" not in asked and client.name not in asked:
+        pytest.skip(f"not asked for: KVWS_E2E is {' '.join(asked)}")
+    if not client.is_installed:
+        pytest.skip(f"not installed: scripts/e2e {client.name}")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """A git repository with a greeting to change and a check that fails until it is."""
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    (folder / "greeting.py").write_text(f'GREETING = "{OLD}"\n')
+    check = f'from greeting import GREETING\n\nassert GREETING == "{NEW}"\nprint("check passed")\n'
+    (folder / "check.py").write_text(check)
+    author = ("-c", "user.name=e2e", "-c", "user.email=e2e@localhost")
+    for arguments in (("init", "-q"), ("add", "."), (*author, "commit", "-qm", "Begin")):
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        subprocess.run(["git", *arguments], cwd=folder, env=environment, check=True)
+    return folder
