@@ -41,7 +41,14 @@ from kvws.session.workspace import Workspace
 
 PARTS = ("read the body", "place the prompt", "align", "plan the view", "write the answer")
 
-_WORDS_A_MESSAGE = 700
+_WORDS_A_MESSAGE = 800
+_WORDS = (
+    "the of and to in is that it was for on are as with his they at be this from have or by one "
+    "had not but what all were when we there can an your which their said if do will each about "
+    "how up out them then she many some so these would other into has more two like him see time "
+    "could no make than first been its who now people my made over did down only way find use "
+    "file line value return import class error test index token block page store read write path"
+).split()
 _ANSWER_FRAMES = 200
 _HEADERS = {"x-claude-code-session-id": "front", "x-app": "cli"}
 
@@ -129,7 +136,7 @@ class _Session:
         return BLOCK_TOKENS * len(self._thread.line)
 
     def _text(self, words: int) -> str:
-        return " ".join(f"w{self._rng.randrange(10_000)}" for _ in range(words))
+        return " ".join(self._rng.choices(_WORDS, k=words))
 
     def _body(self) -> bytes:
         system = [{"type": "text", "text": "You are an agent. " + self.history[0]["content"][:99]}]

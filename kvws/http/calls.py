@@ -16,7 +16,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -28,6 +27,7 @@ from kvws.http.chat_completions import is_aside
 from kvws.http.dialect import Dialect
 from kvws.http.guard import REQUEST_ID, SALT, STARTED_S
 from kvws.http.incoming import Incoming
+from kvws.http.json_body import decode_json
 from kvws.http.metrics import FrontMetrics
 from kvws.http.options import FrontOptions
 from kvws.http.replies import fault_text, internal_error, json_reply
@@ -149,13 +149,7 @@ class ModelCalls:
     def _understand(
         self, exchange: _Exchange, body: bytes | bytearray
     ) -> tuple[ModelCall, Caller]:
-        try:
-            decoded = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(
-                f"the body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}",
-                hint="send one JSON object",
-            ) from None
+        decoded = decode_json(body)
         try:
             call = exchange.dialect.read(decoded)
             if is_aside(call, exchange.headers):

@@ -187,6 +187,10 @@ class TestThinking:
         self, families: dict[str, SegmentRenderer]
     ) -> None:
         assert families["qwen3"].segments([*self.LOOP, user("And y?")], [], 4) is None
+        answered = [self.LOOP[0], self.LOOP[3], user("And y?")]
+        assert families["qwen3"].segments(answered, [], 2) is None
+        then_silent = [*self.LOOP[:3], said("It sets x."), user("And y?")]
+        assert families["qwen3"].segments(then_silent, [], 4) is None
 
     def test_without_any_the_next_question_is_only_appended(
         self, families: dict[str, SegmentRenderer]
@@ -378,10 +382,12 @@ def smollm2_segments(smollm2: Path) -> SegmentRenderer:
 
 class TestTokenizers:
     def test_one_that_marks_where_a_text_begins(self, tmp_path: Path) -> None:
-        model = make_renderer(tmp_path, templates.MISTRAL, blank_first())
+        tight = templates.MISTRAL.replace("' ' + (message", "(message")
+        model = make_renderer(tmp_path, tight, blank_first())
         segments = SegmentRenderer(model)
-        told, messages = told_stepwise(segments, [[*TALK[:2]], [*TALK[2:4]], [*TALK[4:6]]], [])
-        assert told == segments.whole(messages, [])
+        steps = [[*TALK[:2]], [*TALK[2:4]], [*TALK[4:8]], [said("Good."), user("Bye.")]]
+        told, messages = told_stepwise(segments, steps, [])
+        assert told is not None and told == segments.whole(messages, [])
 
     def test_one_whose_turns_end_in_plain_text_has_no_segments(self, tmp_path: Path) -> None:
         model = make_renderer(tmp_path, CHATML, bytes_and_pairs(), hard=("<|other|>",))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-from openhands.sdk import Agent, Conversation, Tool  # pyright: ignore
-from openhands.tools.file_editor import FileEditorTool  # pyright: ignore
-from openhands.tools.terminal import TerminalTool  # pyright: ignore
+from openhands.sdk import Agent, Conversation, Tool
+from openhands.tools.file_editor import FileEditorTool
+from openhands.tools.terminal import TerminalTool
 
 from kvws.harness_adapters import openhands
 from kvws.harness_adapters.address import ServerAddress

@@ -30,8 +30,8 @@ from kvws.chat.answer import (
 from kvws.errors import KvwsError
 from kvws.http.anthropic.errors import error_body
 from kvws.http.anthropic.markers import NOTHING_SAID, SIGNATURE, UNPARSED_INPUT
-from kvws.http.anthropic.part import mended
 from kvws.http.dialect import SseEvent
+from kvws.http.json_body import mended
 
 BlockKind = Literal["thinking", "text", "tool_use"]
 

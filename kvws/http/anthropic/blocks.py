@@ -20,7 +20,7 @@ def content_blocks(content: Part) -> list[Part]:
         BadRequest: the content is neither text nor list, or holds something that is no block.
     """
     if isinstance(content.value, str):
-        return [Part({"type": "text", "text": content.value}, content.path)]
+        return [content.standing_for({"type": "text", "text": content.value})]
     blocks = content.elements(_EXPECTED_CONTENT)
     for block in blocks:
         if not isinstance(block.value, dict):

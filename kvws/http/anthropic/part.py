@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, cast
 
 from kvws.errors import BadRequest
@@ -11,19 +10,30 @@ from kvws.errors import BadRequest
 _SHOWN_MAX_CHARS = 40
 
 
-@dataclass(frozen=True)
 class Part:
     """A value inside a request.
 
-    Absent and null are the same: clients send null for what they leave open.
+    Absent and null are the same: clients send null for what they leave open. A long history has
+    tens of thousands of parts, so paths are spelled out only for a refusal.
 
     Attributes:
         value: as the JSON decoder made it.
-        path: where it lies, such as "messages.3.content"; "" for the body itself.
     """
 
-    value: Any
-    path: str = ""
+    __slots__ = ("_key", "_parent", "value")
+
+    def __init__(self, value: Any, parent: Part | None = None, key: str | int = "") -> None:
+        self.value = value
+        self._parent = parent
+        self._key = key
+
+    @property
+    def path(self) -> str:
+        """Where it lies, such as "messages.3.content"; "" for the body itself."""
+        if self._parent is None:
+            return ""
+        above = self._parent.path
+        return f"{above}.{self._key}" if above else str(self._key)
 
     @property
     def is_absent(self) -> bool:
@@ -36,14 +46,22 @@ class Part:
             hint=f"expected {expected}",
         )
 
+    def standing_for(self, value: Any) -> Part:
+        """Another spelling of what stands here."""
+        return Part(value, self._parent, self._key)
+
     def get(self, key: str) -> Part:
         """Member `key` of an object; of an absent object every member is absent.
 
         Raises:
             BadRequest: this is no object.
         """
-        members = self.mapping("an object") or {}
-        return Part(members.get(key), f"{self.path}.{key}" if self.path else key)
+        value = self.value
+        if value is None:
+            return Part(None, self, key)
+        if not isinstance(value, dict):
+            raise self.refused("an object")
+        return Part(cast("dict[str, Any]", value).get(key), self, key)
 
     def elements(self, expected: str) -> list[Part]:
         """Elements of a list; none where it is absent.
@@ -57,7 +75,7 @@ class Part:
         if not isinstance(value, list):
             raise self.refused(expected)
         elements = cast("list[Any]", value)
-        return [Part(element, f"{self.path}.{i}") for i, element in enumerate(elements)]
+        return [Part(element, self, i) for i, element in enumerate(elements)]
 
     def text(self) -> str:
         """A text; "" where it is absent.
@@ -119,25 +137,6 @@ class Part:
         if type(self.value) not in (int, float) or not least <= self.value <= most:
             raise self.refused(f"a number from {least:g} to {most:g}")
         return float(self.value)
-
-
-def mended(value: Any) -> Any:
-    """`value` with U+FFFD for each half of a broken surrogate pair, which no tokenizer takes.
-
-    JavaScript clients cut long texts between the halves of an emoji.
-    """
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value)
-        return value
-    if isinstance(value, list):
-        return [mended(element) for element in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        members = cast("dict[str, Any]", value)
-        return {mended(key): mended(member) for key, member in members.items()}
-    return value
 
 
 def _described(value: Any) -> str:

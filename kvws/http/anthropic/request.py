@@ -15,7 +15,7 @@ from kvws.chat.call import ModelCall, Sampling
 from kvws.errors import BadRequest
 from kvws.http.anthropic.markers import COMPACTION_PROMPT
 from kvws.http.anthropic.messages import read_messages
-from kvws.http.anthropic.part import Part, mended
+from kvws.http.anthropic.part import Part
 from kvws.http.anthropic.tools import read_tool_choice, read_tools
 
 _TEMPERATURE_MAX = 2.0
@@ -31,7 +31,7 @@ def read_call(body: object) -> ModelCall:
     if not isinstance(body, dict):
         raise Part(body).refused("a JSON object")
     try:
-        return _call(Part(mended(body)))
+        return _call(Part(body))
     except RecursionError as error:
         raise BadRequest("body: nested too deeply", hint="send flatter JSON") from error
 

@@ -86,12 +86,6 @@ def test_null_content_and_empty_lists_are_empty_messages() -> None:
         )
 
 
-def test_halves_of_a_broken_emoji_become_replacement_characters() -> None:
-    call = read(user(text("cut \ud83d")), assistant(tool_use("t1", **{"k\udc00": "\ud83d\ude00"})))
-    assert call.messages[0].content == "cut �"
-    assert call.messages[1].tool_calls[0].arguments == '{"k�":"��"}'
-
-
 # The system prompt ------------------------------------------------------------------------------
 
 

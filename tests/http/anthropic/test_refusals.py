@@ -101,7 +101,8 @@ def test_a_body_nested_beyond_measure_is_refused() -> None:
     for _ in range(5000):
         nested = [nested]
     with pytest.raises(BadRequest, match="nested too deeply"):
-        ANTHROPIC.read({"messages": HI, "metadata": nested})
+        use = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"deep": nested}}
+        ANTHROPIC.read({"messages": [*HI, {"role": "assistant", "content": [use]}]})
 
 
 LEAVES = (

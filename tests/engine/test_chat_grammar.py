@@ -1,0 +1,91 @@
+"""Answers that must follow a grammar do, though the model is small and drawn at random."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from kvws.chat.call import ModelCall, Sampling, ToolChoice
+from kvws.chat.message import Message
+from kvws.engine.chat_format import ChatFormat
+from kvws.engine.launch import RunningEngine
+from kvws.engine.protocol import GenerateRequest
+from tests.engine.chat_model import in_short, tool
+
+TOOLS = (tool("bash"), tool("edit"))
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 30},
+        "priority": {"type": "integer", "minimum": 1, "maximum": 5},
+        "kind": {"enum": ["bug", "feature"]},
+    },
+    "required": ["title", "priority", "kind"],
+    "additionalProperties": False,
+}
+_serial = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def format_(running: RunningEngine) -> ChatFormat:
+    return ChatFormat.of_engine(running.engine._manager)
+
+
+def ask(running: RunningEngine, format_: ChatFormat, **changes: Any) -> list[tuple[str, ...]]:
+    """The events of the engine's answer, in short."""
+    call = ModelCall("any", (Message("user", "File a ticket: the door squeaks."),), **changes)
+    prepared = format_.prepare(call)
+    assert not prepared.dropped
+    rid = f"grammar-{next(_serial)}"
+    tokens = format_._tokenizer.apply_chat_template(
+        [{"role": "user", "content": call.messages[0].content}],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    request = GenerateRequest(
+        rid=rid,
+        step=None,
+        namespace=rid,
+        token_ids=tokens,
+        max_new_tokens=200,
+        sampling=prepared.sampling,
+    )
+
+    async def collect() -> list[Any]:
+        chunks = running.engine.generate(request)
+        return [event async for event in format_.events(prepared, chunks)]
+
+    return in_short(running.run(collect()))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_answer_follows_its_schema(
+    seed: int, running: RunningEngine, format_: ChatFormat
+) -> None:
+    drawn = Sampling(temperature=1.0, seed=seed)
+    (kind, text), ended = ask(running, format_, json_schema=SCHEMA, sampling=drawn)
+    assert (kind, ended) == ("text", ("ended", "stop"))
+    answer = json.loads(text)
+    assert set(answer) == {"title", "priority", "kind"}
+    assert answer["kind"] in ("bug", "feature") and 1 <= answer["priority"] <= 5
+
+
+def test_a_named_tool_is_called(running: RunningEngine, format_: ChatFormat) -> None:
+    forced = ToolChoice("required", "edit")
+    events = ask(
+        running, format_, tools=TOOLS, tool_choice=forced, sampling=Sampling(temperature=0.0)
+    )
+    assert events[0] == ("call", "edit")
+    assert events[-1] in {("ended", "tool_calls"), ("ended", "length")}
+
+
+def test_an_answer_ends_at_a_stop_text_that_is_not_shown(
+    running: RunningEngine, format_: ChatFormat
+) -> None:
+    plain = ask(running, format_, sampling=Sampling(temperature=0.0))
+    word = plain[0][1].split()[4]
+    cut = ask(running, format_, sampling=Sampling(temperature=0.0, stop=(word,)))
+    assert cut == [("text", plain[0][1].partition(word)[0]), ("ended", "stop_text")]
