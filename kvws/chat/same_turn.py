@@ -2,7 +2,7 @@
 
 Clients do not keep a turn as it was made. What they do to it, and nothing else, is overlooked:
 
-    text            trimmed; gone if it was blank
+    text, thoughts  trimmed; blank pieces between their blocks gone
     calls           those that repeat an id are gone
     arguments       keys in another order; keys added whose value says nothing
     strings in it   blanks at the ends of lines gone
@@ -28,12 +28,17 @@ def is_replay_of(generated: Message, replayed: Message) -> bool:
     """
     if generated.role != "assistant" or replayed.role != "assistant":
         return False
-    if generated.reasoning != replayed.reasoning:
+    if _squeezed(generated.reasoning) != _squeezed(replayed.reasoning):
         return False
-    if generated.content.strip() != replayed.content.strip():
+    if _squeezed(generated.content) != _squeezed(replayed.content):
         return False
     ours, theirs = _distinct(generated.tool_calls), _distinct(replayed.tool_calls)
     return len(ours) == len(theirs) and all(map(_same_call, ours, theirs))
+
+
+def _squeezed(text: str) -> str:
+    """Without blanks: how a turn's blocks were joined leaves nothing else behind."""
+    return "".join(text.split())
 
 
 def _distinct(calls: Sequence[ToolCall]) -> list[ToolCall]:

@@ -174,18 +174,28 @@ class SegmentRenderer:
         """Whether a long session of tool calls is written the same with stand-ins; a template
         that counts messages or words shows here."""
         session = _long_session()
-        for known, end in ((len(session) - 4, len(session) - 2), (len(session) - 1, len(session))):
-            messages = session[:end]
-            try:
-                number, text = self._renderer.first_text(messages, (), False, NO_OPTIONS)
-            except PromptError:
-                continue
-            setting = Setting(self._renderer, self._renderer.forms[number], (), NO_OPTIONS)
-            begin = end_of_known(setting, messages, known, text)
-            texts = self._texts(messages, (), known, NO_OPTIONS)
-            if begin is None or texts is None or "".join(texts.new) != text[begin:]:
-                return False
-        return True
+        asked = self._stand_ins_agree(session, len(session) - 1)
+        return asked and self._stand_ins_agree(session[:-2], len(session) - 4, must_grow=True)
+
+    def _stand_ins_agree(
+        self, messages: Sequence[Message], known: int, *, must_grow: bool = False
+    ) -> bool:
+        """Whether the text behind `known` is the same with stand-ins as with the messages.
+
+        Args:
+            must_grow: whether there has to be such a text: whether this must not change how the
+                known messages are written.
+        """
+        try:
+            number, text = self._renderer.first_text(messages, (), False, NO_OPTIONS)
+        except PromptError:
+            return True
+        setting = Setting(self._renderer, self._renderer.forms[number], (), NO_OPTIONS)
+        begin = end_of_known(setting, messages, known, text)
+        texts = self._texts(messages, (), known, NO_OPTIONS)
+        if begin is None or texts is None:
+            return begin is None and texts is None and not must_grow
+        return "".join(texts.new) == text[begin:]
 
 
 def _told(tools: Tools, known: int) -> Tools:

@@ -115,6 +115,8 @@ class ChatFormat:
                     async for event in parsed:
                         yield event
             except ParserFailed:
+                if pieces.failure is not None:
+                    raise pieces.failure from None
                 async for _ in pieces:
                     for event in answer.unparsed():
                         yield event
@@ -162,6 +164,7 @@ class _Pieces(AsyncIterator[str | None]):
     Attributes:
         finish_reason: the engine's; known at the end.
         stop_text: the text that ended it, if one of the client's did.
+        failure: of the chunks; SGLang takes some kinds of errors for its own.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class _Pieces(AsyncIterator[str | None]):
         beginning: str,
     ) -> None:
         self.finish_reason: str | None = None
+        self.failure: ValueError | None = None
         self._stops = StopTexts(prepared.stop)
         self._answer = answer
         self._pieces = self._iterate(format_, format_.detokeniser(prepared), chunks, beginning)
@@ -182,7 +186,11 @@ class _Pieces(AsyncIterator[str | None]):
         return self._stops.matched
 
     async def __anext__(self) -> str | None:
-        return await anext(self._pieces)
+        try:
+            return await anext(self._pieces)
+        except ValueError as error:
+            self.failure = error
+            raise
 
     async def aclose(self) -> None:
         await self._pieces.aclose()

@@ -126,6 +126,10 @@ class CallPreparation:
         is_forced = call.tool_choice.mode == "required" or call.tool_choice.name is not None
         if is_forced:
             choice = self._forced_choice(call, dropped)
+        if isinstance(choice, dict):
+            # The grammars of most formats hold every tool that is offered.
+            name = call.tool_choice.name
+            fields["tools"] = [tool for tool in fields["tools"] if tool.function.name == name]
         fields["tool_choice"] = choice
         if call.json_schema is not None:
             if is_forced:
@@ -175,6 +179,7 @@ class CallPreparation:
         except ValueError:
             what = "always reasons" if self._parsers.reasoning_parser else "does not reason"
             dropped.append(f"thinking {'on' if thinking else 'off'}: the model {what}")
+
 
 def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Raises:

@@ -83,10 +83,10 @@ class SglangEngine:
         )
         rows = min(reply["rows"] for reply in replies)
         if rows == 0:
-            return Scores(0, [0.0] * len(candidates))
+            return Scores(0, np.zeros(len(candidates), dtype=np.float32))
         partial = [np.frombuffer(reply["scores"], dtype=np.float32) for reply in replies]
         heads = sum(reply["heads"] for reply in replies)  # layers × heads over all ranks
-        return Scores(rows, (np.sum(partial, axis=0) / heads).tolist())
+        return Scores(rows, np.sum(partial, axis=0) / np.float32(heads))
 
     async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
         await self._ranks.call("forget", workspace=workspace, numbers=list(blocks))

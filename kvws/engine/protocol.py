@@ -6,6 +6,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from kvws.blocks.page import PageSource
 
 
@@ -63,7 +66,7 @@ class Scores:
     """
 
     rows: int
-    by_block: list[float]
+    by_block: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class PromptBuilder:
 
     def count(self, call: ModelCall, options: Mapping[str, Any]) -> int:
         """Tokens of a call's prompt."""
-        return len(self._renderer.tokens(call.messages, call.tools, options=options))
+        return len(self._segments.whole(call.messages, call.tools, options))
 
     def closing(self) -> tuple[int, ...] | None:
         """Tokens that end an assistant's turn; None when the template shows none."""
@@ -94,9 +94,9 @@ class PromptBuilder:
             messages = (*messages, *(Message("system", text) for text in news))
         segments = self._segments.segments(messages, call.tools, known.messages, options)
         if segments is None:
-            whole = self._renderer.tokens(call.messages, call.tools, options=options)
+            whole = self._segments.whole(call.messages, call.tools, options)
             opening = self._renderer.decode(whole[-_OPENING_MAX_TOKENS:])
-            return NewTokens(Place(), tuple(whole), (), opening, Landmarks(), told, tools, False)
+            return NewTokens(Place(), whole, (), opening, Landmarks(), told, tools, False)
         tokens: list[int] = []
         landmarks = place.landmarks
         for index, ids in enumerate(segments.messages, start=known.messages):

@@ -61,10 +61,11 @@ class ModelService(Protocol):
         """
         ...
 
-    async def inspect(self) -> dict[str, Any]:
-        """State of sessions, tiers and engine, for people and for metrics."""
+    async def inspect(self, *, salt: str) -> dict[str, Any]:
+        """Figures of all sessions together, tiers and engine, for people and for metrics, and a
+        list of the salt's own sessions."""
         ...
 
     async def inspect_session(self, session: str, *, salt: str) -> dict[str, Any] | None:
-        """Threads and the latest steps of one session; None if there is none of that name."""
+        """Threads and the latest steps of one session; None if the salt has none of that name."""
         ...

@@ -15,10 +15,9 @@ from kvws.blocks.key import BLOCK_TOKENS
 from kvws.chat.call import ModelCall
 from kvws.errors import PromptTooLong
 from kvws.serving.placing import Placed
-from kvws.serving.sessions import Session, Sessions
+from kvws.serving.sessions import Asker, Session, Sessions
 from kvws.serving.turn import Model, Turn
 from kvws.session.caller import Caller
-from kvws.session.identity import workspace_name
 
 _log = logging.getLogger("kvws.serving")
 
@@ -38,7 +37,6 @@ class SessionService:
         self._window_tokens = window_tokens
         self._model = model
         self._sessions = sessions
-        self._workspaces: dict[tuple[str, str], str] = {}
 
     @property
     def model(self) -> str:
@@ -71,10 +69,9 @@ class SessionService:
         prepared = self._model.format.prepare(call)
         for phrase in (*call.dropped, *prepared.dropped):
             _log.info("session %s: left out: %s", caller.session, phrase)
-        name = workspace_name(caller, salt)
+        asker = Asker(caller, salt)
         thread = f"aside-{uuid.uuid4().hex}" if call.side_call else caller.thread
-        async with self._sessions.using(name, caller) as session:
-            self._workspaces[salt, caller.session] = name
+        async with self._sessions.using(asker) as session:
             placed = await self._model.placer.place(
                 call,
                 prepared,
@@ -85,8 +82,7 @@ class SessionService:
         return Turn(
             call,
             prepared,
-            name,
-            caller,
+            asker,
             thread,
             placed,
             self._answer_tokens(call, placed),
@@ -108,20 +104,27 @@ class SessionService:
     async def count_tokens(self, call: ModelCall) -> int:
         return await self._model.placer.count(call, self._model.format.prepare(call))
 
-    async def inspect(self) -> dict[str, Any]:
-        sessions = self._sessions.open_sessions
+    async def inspect(self, *, salt: str) -> dict[str, Any]:
+        opened = self._sessions.open_sessions.values()
+        ranks = await self._model.engine.stats()
         return {
             "model": self._name,
             "window_tokens": self._window_tokens,
-            "sessions": {
-                session.caller.session: _summary(session) for session in sessions.values()
+            "totals": {
+                "sessions": len(opened),
+                "in_use": sum(session.users > 0 for session in opened),
+                "blocks": sum(session.workspace.registered_blocks for session in opened),
+                "durable_blocks": sum(session.acknowledgement.blocks for session in opened),
+                "steps": sum(session.steps for session in opened),
             },
-            "ranks": await self._model.engine.stats(),
+            "sessions": [_summary(each) for each in opened if each.asker.salt == salt],
+            "ranks": {str(rank): figures for rank, figures in enumerate(ranks)},
         }
 
     async def inspect_session(self, session: str, *, salt: str) -> dict[str, Any] | None:
-        name = self._workspaces.get((salt, session))
-        found = self._sessions.open_sessions.get(name) if name is not None else None
+        opened = self._sessions.open_sessions.values()
+        named = [s for s in opened if s.asker.salt == salt and s.name == session]
+        found = max(named, key=lambda each: each.last_used_s, default=None)
         if found is None:
             return None
         threads = found.workspace.threads.values()
@@ -150,6 +153,7 @@ class SessionService:
 
 def _summary(session: Session) -> dict[str, Any]:
     return {
+        "session": session.name,
         "named_by": session.caller.source,
         "blocks": session.workspace.registered_blocks,
         "durable_blocks": session.acknowledgement.blocks,

@@ -7,15 +7,17 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from kvws.engine.protocol import Chunk, Engine
 from kvws.errors import KvwsError
 from kvws.observe.step_report import StepReport
+from kvws.serving.named_locks import NamedLocks
 from kvws.session.caller import Caller
 from kvws.session.commit import Commit
 from kvws.session.durable import Acknowledgement, open_workspace
+from kvws.session.identity import workspace_name
 from kvws.session.transcript import Transcript
 from kvws.session.workspace import Workspace
 from kvws.store.directory import StoreDirectory
@@ -24,8 +26,28 @@ from kvws.store.identity import ModelIdentity
 _KEPT_REPORTS = 50
 _ACKNOWLEDGE_EVERY_S = 0.5
 _LOOK_FOR_IDLE_EVERY_S = 30.0
+_DRAIN_POLL_S = 0.05
+_DRAIN_PATIENCE_S = 20.0
+"""A disk that takes no block of any session for so long is taken to be in trouble."""
 
 _log = logging.getLogger("kvws.serving")
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks.
+
+    Attributes:
+        salt: of the API key. Sessions of different salts share nothing, whatever they are called.
+    """
+
+    caller: Caller
+    salt: str
+
+    @property
+    def workspace(self) -> str:
+        """The name of the session's workspace."""
+        return workspace_name(self.caller, self.salt)
 
 
 @dataclass(frozen=True)
@@ -48,7 +70,7 @@ class Session:
     """One agent session.
 
     Attributes:
-        caller: who opened it.
+        asker: who opened it.
         unheard: by thread, the newest answer, if its client went away.
         reports: of the latest steps.
         steps: so many since it was opened.
@@ -56,7 +78,7 @@ class Session:
         last_used_s: on the monotonic clock.
     """
 
-    caller: Caller
+    asker: Asker
     workspace: Workspace
     acknowledgement: Acknowledgement
     transcript: Transcript = field(default_factory=Transcript)
@@ -65,17 +87,27 @@ class Session:
     steps: int = 0
     users: int = 0
     last_used_s: float = field(default_factory=time.monotonic)
-    _turns: dict[str, asyncio.Lock] = field(default_factory=dict[str, asyncio.Lock])
+    _turns: NamedLocks = field(default_factory=NamedLocks)
 
-    def turn(self, thread: str) -> asyncio.Lock:
+    def turn(self, thread: str) -> contextlib.AbstractAsyncContextManager[None]:
         """Held while a call of that thread is placed, answered and learned."""
-        return self._turns.setdefault(thread, asyncio.Lock())
+        return self._turns.held(thread)
+
+    @property
+    def caller(self) -> Caller:
+        return self.asker.caller
+
+    @property
+    def name(self) -> str:
+        """As its client calls it."""
+        return self.caller.session
 
 
 class Sessions:
     """Opens sessions at their first call, and lets idle ones leave memory.
 
-    Only sessions with a disk below them leave: the others would be lost.
+    Those with a disk below them come back with their next call. The others are lost when they
+    leave, so of them the most recently used stay.
     """
 
     def __init__(
@@ -85,13 +117,20 @@ class Sessions:
         identity: ModelIdentity,
         *,
         idle_s: float = 1800.0,
+        kept_without_disk: int = 64,
     ) -> None:
+        """
+        Args:
+            idle_s: without a request for so long, a session is idle.
+            kept_without_disk: sessions without a disk that stay, idle or not.
+        """
         self._engine = engine
         self._store = store
         self._identity = identity
         self._idle_s = idle_s
+        self._kept_without_disk = kept_without_disk
         self._open: dict[str, Session] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._doors = NamedLocks()
 
     @property
     def open_sessions(self) -> dict[str, Session]:
@@ -99,16 +138,17 @@ class Sessions:
         return self._open
 
     @contextlib.asynccontextmanager
-    async def using(self, name: str, caller: Caller) -> AsyncGenerator[Session]:
-        """The session of a workspace, which stays open meanwhile.
+    async def using(self, asker: Asker) -> AsyncGenerator[Session]:
+        """The session of who asks, which stays open meanwhile.
 
         Raises:
             StoreError: its workspace cannot be opened.
         """
-        async with self._opening.setdefault(name, asyncio.Lock()):
+        name = asker.workspace
+        async with self._doors.held(name):
             session = self._open.get(name)
             if session is None:
-                session = self._open[name] = await self._open_session(name, caller)
+                session = self._open[name] = await self._open_session(name, asker)
             session.users += 1
         try:
             yield session
@@ -116,75 +156,121 @@ class Sessions:
             session.users -= 1
             session.last_used_s = time.monotonic()
 
-    def heard(self, name: str, thread: str) -> None:
+    def heard(self, asker: Asker, thread: str) -> None:
         """The client of a thread heard its newest answer to the end."""
-        session = self._open.get(name)
+        session = self._open.get(asker.workspace)
         if session is not None:
             session.unheard.pop(thread, None)
 
-    async def _open_session(self, name: str, caller: Caller) -> Session:
+    async def _open_session(self, name: str, asker: Asker) -> Session:
         workspace, restored = await open_workspace(
             name, self._engine, self._store, self._identity
         )
-        session = Session(caller, workspace, Acknowledgement(workspace, self._engine))
+        session = Session(asker, workspace, Acknowledgement(workspace, self._engine))
         session.transcript.recall(restored.notes, workspace)
         if restored.blocks:
-            _log.info("session %s is back with %d blocks", caller.session, restored.blocks)
+            _log.info("session %s is back with %d blocks", session.name, restored.blocks)
         else:
-            note = {"kind": "session", "session": caller.session, "source": caller.source}
+            source = asker.caller.source
+            note = {"kind": "session", "session": session.name, "source": source}
             workspace.journal.append(Commit(note=note))
         return session
 
     async def maintain(self) -> None:
-        """Acknowledge what became durable, and close idle sessions, until cancelled."""
-        looked_for_idle_s = time.monotonic()
+        """Acknowledge what became durable, and let idle sessions go, until cancelled."""
+        look_for_idle_at_s = time.monotonic() + _LOOK_FOR_IDLE_EVERY_S
         while True:
             await asyncio.sleep(_ACKNOWLEDGE_EVERY_S)
-            try:
-                for session in list(self._open.values()):
-                    behind = session.workspace.registered_blocks > session.acknowledgement.blocks
-                    if session.workspace.is_durable and behind:
-                        await session.acknowledgement.look()
-                if time.monotonic() - looked_for_idle_s > _LOOK_FOR_IDLE_EVERY_S:
-                    looked_for_idle_s = time.monotonic()
-                    await self._close_idle()
-            except KvwsError as error:
-                _log.warning("sessions cannot be looked after: %s", error)
+            for session in list(self._open.values()):
+                await _looked_after(session, self._acknowledge(session))
+            if time.monotonic() >= look_for_idle_at_s:
+                await self.close_idle()
+                look_for_idle_at_s = time.monotonic() + _LOOK_FOR_IDLE_EVERY_S
 
-    async def _close_idle(self) -> None:
-        now_s = time.monotonic()
-        for name, session in list(self._open.items()):
-            idle = session.users == 0 and now_s - session.last_used_s > self._idle_s
-            if idle and session.workspace.is_durable:
-                async with self._opening[name]:
-                    if session.users == 0:
-                        await self._close(name, session)
+    async def _acknowledge(self, session: Session) -> None:
+        behind = session.workspace.registered_blocks > session.acknowledgement.blocks
+        if session.workspace.is_durable and behind:
+            await session.acknowledgement.look()
+
+    async def close_idle(self) -> None:
+        """Let idle sessions leave memory, the longest idle first: all those that are on disk, and
+        of the others as many as there are too many."""
+        idle_since_s = time.monotonic() - self._idle_s
+        oldest_first = sorted(self._open.items(), key=lambda item: item[1].last_used_s)
+        in_memory_only = sum(not session.workspace.is_durable for _, session in oldest_first)
+        for name, session in oldest_first:
+            if session.users or session.last_used_s > idle_since_s:
+                continue
+            if session.workspace.is_durable:
+                await _looked_after(session, self._close(name, session))
+            elif in_memory_only > self._kept_without_disk:
+                in_memory_only -= 1
+                await _looked_after(session, self._close(name, session))
 
     async def _close(self, name: str, session: Session) -> None:
-        """Let a session leave memory, if all of it is on disk."""
-        if not await session.acknowledgement.complete():
-            return
-        await session.workspace.journal.close()
-        await self._engine.drop_workspace(name)
-        del self._open[name]
-        _log.info("session %s left memory; it is on disk", session.caller.session)
+        """Let a session leave memory, unless it is in use again or not all of it is on disk yet.
+        Whoever asks meanwhile waits at the door, so nothing here waits for a disk in trouble."""
+        async with self._doors.held(name):
+            if session.users:
+                return
+            is_durable = session.workspace.is_durable
+            if is_durable and await session.acknowledgement.look() != 0:
+                return
+            await self._engine.drop_workspace(name)
+            del self._open[name]
+            await session.workspace.journal.close()
+        if is_durable:
+            _log.info("session %s left memory; it is on disk", session.name)
+        else:
+            _log.warning(
+                "session %s was idle and is gone: %d sessions are kept without a disk tier",
+                session.name,
+                self._kept_without_disk,
+            )
 
-    async def drain(self, progress: Callable[[int], None]) -> bool:
+    async def drain(
+        self, progress: Callable[[int], None], *, patience_s: float = _DRAIN_PATIENCE_S
+    ) -> bool:
         """Wait until everything is durable, for as long as the disk takes blocks.
 
         Args:
-            progress: told how many blocks are not durable yet.
+            progress: told how many blocks are not durable yet, whenever that changes.
+            patience_s: how long the disk may take none, of any session.
 
         Returns:
             False when the disk stopped taking them.
         """
-        saved = True
         durable = [s for s in self._open.values() if s.workspace.is_durable]
+        waiting, told, deadline_s = durable, -1, time.monotonic() + patience_s
+        while waiting and time.monotonic() < deadline_s:
+            unsaved = [await self._unsaved_blocks(session) for session in waiting]
+            still = [s for s, blocks in zip(waiting, unsaved, strict=True) if blocks != 0]
+            count = sum(max(0, blocks) for blocks in unsaved)
+            if len(still) < len(waiting) or 0 <= count < told or told < 0:
+                deadline_s = time.monotonic() + patience_s
+            if count != told:
+                progress(count)
+            waiting, told = still, count
+            if waiting:
+                await asyncio.sleep(_DRAIN_POLL_S)
         for session in durable:
-            unsaved = [await self._engine.unsaved_blocks(s.workspace.name) for s in durable]
-            progress(sum(unsaved))
-            saved = await session.acknowledgement.complete() and saved
-            await session.workspace.journal.close()
-        if durable and saved:
-            progress(0)
-        return saved
+            await _looked_after(session, session.workspace.journal.close())
+        return not waiting
+
+    async def _unsaved_blocks(self, session: Session) -> int:
+        """As `Acknowledgement.look`; -1 also when the engine cannot say."""
+        try:
+            return await session.acknowledgement.look()
+        except KvwsError as error:
+            _log.warning("session %s cannot be saved now: %s", session.name, error)
+            return -1
+
+
+async def _looked_after(session: Session, work: Awaitable[None]) -> None:
+    """Do something for one session whose failure must not end what is done for the others."""
+    try:
+        await work
+    except KvwsError as error:
+        _log.warning("session %s cannot be looked after: %s", session.name, error)
+    except Exception as fault:
+        _log.error("session %s cannot be looked after: %r", session.name, fault)

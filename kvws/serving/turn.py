@@ -26,8 +26,7 @@ from kvws.engine.protocol import Chunk, Engine
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.serving.placing import Placed, Placer
-from kvws.serving.sessions import Session, Sessions, Unheard
-from kvws.session.caller import Caller
+from kvws.serving.sessions import Asker, Session, Sessions, Unheard
 from kvws.session.commit import Commit
 from kvws.session.transcript import Given, place_in
 from kvws.step import StepRequest, run_step
@@ -69,8 +68,7 @@ class Turn:
         self,
         call: ModelCall,
         prepared: PreparedCall,
-        workspace: str,
-        caller: Caller,
+        asker: Asker,
         thread: str,
         placed: Placed,
         max_tokens: int,
@@ -80,7 +78,6 @@ class Turn:
     ) -> None:
         """
         Args:
-            workspace: name of the session's workspace.
             thread: that the step runs in: the caller's, or one of its own for a side call, which
                 begins with what the caller's thread knows and adds nothing to it.
             placed: the prompt, by what is known now.
@@ -88,8 +85,7 @@ class Turn:
         """
         self._call = call
         self._prepared = prepared
-        self._workspace = workspace
-        self._caller = caller
+        self._asker = asker
         self._thread = thread
         self._placed = placed
         self._max_tokens = max_tokens
@@ -110,7 +106,7 @@ class Turn:
         try:
             while (event := await made.get()) is not None:
                 if isinstance(event, Finished):
-                    self._sessions.heard(self._workspace, self._thread)
+                    self._sessions.heard(self._asker, self._thread)
                 yield event
             await making
         finally:
@@ -121,9 +117,7 @@ class Turn:
 
     async def _make(self, emit: Callable[[AnswerEvent], None]) -> None:
         async with AsyncExitStack() as held:
-            session = await held.enter_async_context(
-                self._sessions.using(self._workspace, self._caller)
-            )
+            session = await held.enter_async_context(self._sessions.using(self._asker))
             if self._is_aside:
                 held.callback(session.workspace.forget_thread, self._thread)
             else:
@@ -151,7 +145,7 @@ class Turn:
             self._prepared,
             session.transcript,
             session.workspace,
-            session.workspace.thread(self._caller.thread),
+            session.workspace.thread(self._asker.caller.thread),
         )
 
     async def _generate(

@@ -68,6 +68,12 @@ SAME: dict[str, tuple[Message, Message]] = {
         turn("", EDIT),
         replace(turn("", EDIT), tool_calls=(ToolCall("", "Edit", json.dumps(EDIT)),)),
     ),
+    "reasoning is trimmed": (turn("Hm.", reasoning="Well.\n"), turn("Hm.", reasoning="Well.")),
+    "blocks of reasoning were joined otherwise": (
+        turn("Hm.", reasoning="Well.So."),
+        turn("Hm.", reasoning="Well.\nSo."),
+    ),
+    "a blank block between two texts is gone": (turn("One.\n\nTwo."), turn("One.Two.")),
 }
 
 
@@ -117,7 +123,7 @@ OTHER: dict[str, tuple[Message, Message]] = {
     ),
     "reasoning is gone": (turn("Hm.", reasoning="Well."), turn("Hm.")),
     "reasoning is added": (turn("Hm."), turn("Hm.", reasoning="Well.")),
-    "reasoning is trimmed": (turn("Hm.", reasoning="Well.\n"), turn("Hm.", reasoning="Well.")),
+    "reasoning is another": (turn("Hm.", reasoning="Well."), turn("Hm.", reasoning="Bad.")),
     "broken JSON was mended": (turn("", '{"a": 1'), turn("", '{"a": 1}')),
     "another role": (turn("Hm."), replace(turn("Hm."), role="user")),
     "too deep to compare": (turn("", "[" * 100_000), turn("", "[" * 100_001)),

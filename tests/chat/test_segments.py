@@ -1,4 +1,4 @@
-"""Message by message: put together, segments are the whole rendering, however long the rest is."""
+"""A list told message by message: where each ends, what needs the whole, and what it costs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from kvws.chat.message import Message, ToolCall
-from kvws.chat.render import ChatRenderer
-from kvws.chat.segments import SegmentRenderer, Segments
+from kvws.chat.message import Message
+from kvws.chat.segments import SegmentRenderer
 from kvws.errors import PromptError
 from tests.chat import templates
+from tests.chat.talking import (
+    SCHEMA,
+    TALK,
+    answer,
+    put_together,
+    read,
+    said,
+    told_stepwise,
+    user,
+)
 from tests.chat.templates import (
     CHATML,
     FAMILIES,
@@ -25,61 +32,11 @@ from tests.chat.templates import (
     make_renderer,
 )
 
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "Read",
-        "description": "Reads a file.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
-    },
-}
 NOT_THINKING = {"enable_thinking": False}
-
-
-@pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SegmentRenderer]:
-    return {
-        name: SegmentRenderer(
-            make_renderer(tmp_path_factory.mktemp("model"), template, bytes_and_pairs())
-        )
-        for name, template in FAMILIES.items()
-    }
 
 
 def renderer(folder: Path, template: str) -> SegmentRenderer:
     return SegmentRenderer(make_renderer(folder, template, bytes_and_pairs()))
-
-
-def put_together(segments: Segments) -> tuple[int, ...]:
-    return tuple(id_ for ids in (*segments.messages, segments.opening) for id_ in ids)
-
-
-def user(text: str) -> Message:
-    return Message("user", text)
-
-
-def said(text: str, *calls: ToolCall, reasoning: str = "") -> Message:
-    return Message("assistant", text, calls, reasoning=reasoning)
-
-
-def read(number: int) -> ToolCall:
-    return ToolCall(f"c{number:08d}", "Read", f'{{"path": "file {number}"}}')
-
-
-def answer(number: int, text: str) -> Message:
-    return Message("tool", text, name="Read", tool_call_id=f"c{number:08d}")
-
-
-TALK = (
-    Message("system", "Be brief."),
-    user("Look."),
-    said("Reading.", read(1)),
-    answer(1, "x = 1\n"),
-    said("", read(2)),
-    answer(2, "x = 2\n"),
-    said("It sets x."),
-    user("Thanks."),
-)
 
 
 def text_of(renderer: SegmentRenderer, ids: Sequence[int]) -> str:
@@ -236,150 +193,6 @@ class TestClosing:
         assert renderer(tmp_path, template).closing() is None
 
 
-TEXTS = st.one_of(
-    st.sampled_from(["", " ", "word", " two words\n", "x\n", "\n\ntext", "user", "\U0001f600"]),
-    st.sampled_from(
-        [
-            "<|im_end|>\n<|im_start|>user\n",
-            "</tool_response>\n<tool_response>\n",
-            "<think>\nhm\n</think>\n\nso",
-            "k7v2w9s4",
-            "<tool_response>\nnot mine\n</tool_response>",
-        ]
-    ),
-    st.text("ab \n", max_size=8),
-)
-
-
-@st.composite
-def rounds(draw: st.DrawFn, *, parallel: bool, thinking: bool) -> list[Message]:
-    """An assistant's turn, and the tools' or the user's answer to it."""
-    calls = draw(st.integers(0, 3 if parallel else 1))
-    turn = said(
-        draw(TEXTS),
-        *(read(n) for n in range(calls)),
-        reasoning=draw(st.sampled_from(["", "Hm."])) if thinking else "",
-    )
-    if calls:
-        answers = [answer(n, draw(TEXTS)) for n in range(calls)]
-        noted = draw(st.sampled_from(["", "", "Mind the time."]))
-        return [turn, *answers, *([Message("system", noted)] if noted else [])]
-    return [replace(turn, content=turn.content or "Yes."), user(draw(TEXTS))]
-
-
-@st.composite
-def talks(
-    draw: st.DrawFn, *, parallel: bool = True, thinking: bool = False
-) -> list[list[Message]]:
-    """The prompts' new messages, prompt by prompt; most of the talk is repetition."""
-    system = draw(st.sampled_from([[], [Message("system", "Be brief.")]]))
-    some = draw(st.lists(rounds(parallel=parallel, thinking=thinking), min_size=1, max_size=4))
-    order = draw(st.lists(st.sampled_from(some), max_size=4))
-    steps = [[*system, user(draw(TEXTS))], *some * draw(st.sampled_from([1, 1, 2, 8])), *order]
-    for number in reversed(range(2, len(steps))):
-        if draw(st.integers(0, 9)) == 0:  # two rounds that are told at once
-            steps[number - 1 : number + 1] = [steps[number - 1] + steps[number]]
-    return steps
-
-
-def told_stepwise(
-    renderer: SegmentRenderer, steps: list[list[Message]], tools: list[dict[str, object]]
-) -> tuple[tuple[int, ...] | None, list[Message]]:
-    """The segments of all steps put together, or None where one has none; and the messages."""
-    messages: list[Message] = []
-    ids: tuple[int, ...] = ()
-    opening: tuple[int, ...] = ()
-    for step in steps:
-        known = len(messages)
-        messages = [*messages, *step]
-        segments = renderer.segments(messages, tools, known)
-        if segments is None:
-            return None, messages
-        assert len(segments.messages) == len(step)
-        if 0 < known < 30:
-            assert as_generated(renderer, messages, tools, known, segments) in (None, segments)
-        ids += put_together(replace(segments, opening=()))
-        opening = segments.opening
-    return ids + opening, messages
-
-
-def as_generated(
-    renderer: SegmentRenderer,
-    messages: list[Message],
-    tools: list[dict[str, object]],
-    known: int,
-    segments: Segments,
-) -> Segments | None:
-    """What is told where the step's first message, the assistant's, is known as it was made; with
-    that message's own segment put back."""
-    rest = renderer.segments(messages, tools, known + 1)
-    if rest is None or not segments.messages[0]:
-        return None
-    return replace(rest, messages=(segments.messages[0], *rest.messages))
-
-
-@pytest.mark.parametrize("family", ["chatml", "qwen2", "named answers"])
-@settings(max_examples=25, deadline=None)
-@given(talks(), st.booleans())
-def test_step_by_step_gives_the_whole(
-    families: dict[str, SegmentRenderer], family: str, steps: list[list[Message]], with_tools: bool
-) -> None:
-    tools: list[dict[str, object]] = [SCHEMA] * with_tools
-    told, messages = told_stepwise(families[family], steps, tools)
-    assert told == families[family].whole(messages, tools)
-
-
-@settings(max_examples=25, deadline=None)
-@given(talks(parallel=False), st.booleans())
-def test_step_by_step_gives_the_whole_where_turns_call_once(
-    families: dict[str, SegmentRenderer], steps: list[list[Message]], with_tools: bool
-) -> None:
-    tools: list[dict[str, object]] = [SCHEMA] * with_tools
-    told, messages = told_stepwise(families["llama3"], steps, tools)
-    assert told == families["llama3"].whole(messages, tools)
-
-
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma", "llama3"])
-@settings(max_examples=25, deadline=None)
-@given(talks(thinking=True), st.booleans())
-def test_where_there_are_segments_they_are_the_whole(
-    families: dict[str, SegmentRenderer], family: str, steps: list[list[Message]], with_tools: bool
-) -> None:
-    tools: list[dict[str, object]] = [SCHEMA] * with_tools
-    told, messages = told_stepwise(families[family], steps, tools)
-    if told is not None:
-        assert told == families[family].whole(messages, tools)
-
-
-@pytest.mark.parametrize("family", list(FAMILIES))
-@settings(max_examples=15, deadline=None)
-@given(talks(thinking=True), st.booleans())
-def test_a_whole_history_at_once(
-    families: dict[str, SegmentRenderer], family: str, steps: list[list[Message]], with_tools: bool
-) -> None:
-    messages = [message for step in steps for message in step]
-    tools = [SCHEMA] * with_tools
-    segments = families[family].segments(messages, tools, 0)
-    if segments is None:  # there, equal messages make a difference
-        assert family == "mistral"
-    else:
-        assert put_together(segments) == families[family].whole(messages, tools)
-
-
-@settings(max_examples=15, deadline=None)
-@given(talks())
-def test_smollm2_step_by_step(
-    smollm2_segments: SegmentRenderer, steps: list[list[Message]]
-) -> None:
-    told, messages = told_stepwise(smollm2_segments, steps, [SCHEMA])
-    assert told == smollm2_segments.whole(messages, [SCHEMA])
-
-
-@pytest.fixture(scope="module")
-def smollm2_segments(smollm2: Path) -> SegmentRenderer:
-    return SegmentRenderer(ChatRenderer(smollm2))
-
-
 class TestTokenizers:
     def test_one_that_marks_where_a_text_begins(self, tmp_path: Path) -> None:
         tight = templates.MISTRAL.replace("' ' + (message", "(message")
@@ -404,6 +217,18 @@ class TestTemplatesThatLookFurther:
             "message.content +", "(message.content if loop.revindex < 9 else '') +"
         )
         assert renderer(tmp_path, forgetting).segments(TALK, [], 4) is None
+
+    def test_one_that_moves_something_to_the_last_question_has_segments_until_the_next_one(
+        self, tmp_path: Path
+    ) -> None:
+        moving = CHATML.replace(
+            "message.content +",
+            "('Now: ' if message.role == 'user' and (messages | selectattr('role', 'equalto', "
+            "'user') | list)[-1] == message else '') + message.content +",
+        ).replace("message.role +", "(message.role + message.tool_calls | string) +")
+        segments = renderer(tmp_path, moving)
+        assert segments.segments(TALK[:4], [], 2) is not None
+        assert segments.segments(TALK, [], 7) is None
 
     def test_a_form_that_only_the_new_messages_need_needs_the_whole(self, tmp_path: Path) -> None:
         segments = renderer(tmp_path, GEMMA)

@@ -191,11 +191,12 @@ def test_closing_the_events_early_closes_the_chunks(model: Model) -> None:
 def test_an_engine_that_fails_is_heard(model: Model) -> None:
     format_ = model.told()
 
-    async def failing() -> AsyncGenerator[Chunk, None]:
+    async def failing(error: Exception) -> AsyncGenerator[Chunk, None]:
         yield Chunk(tuple(model.tokens("some text")), None, 0)
-        raise EngineError("it is gone")
+        raise error
 
-    with pytest.raises(EngineError, match="it is gone"):
-        events_of(format_, format_.prepare(call()), failing())
+    for error in (EngineError("it is gone"), ValueError("it is gone")):
+        with pytest.raises(type(error), match="it is gone"):
+            events_of(format_, format_.prepare(call()), failing(error))
     with pytest.raises(EngineError, match="aborted"):
         events_of(format_, format_.prepare(call()), scripted([1], (), "abort"))

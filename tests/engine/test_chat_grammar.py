@@ -34,14 +34,19 @@ def format_(running: RunningEngine) -> ChatFormat:
     return ChatFormat.of_engine(running.engine._manager)
 
 
-def ask(running: RunningEngine, format_: ChatFormat, **changes: Any) -> list[tuple[str, ...]]:
+def ask(
+    running: RunningEngine,
+    format_: ChatFormat,
+    prompt: str = "File a ticket: the door squeaks.",
+    **changes: Any,
+) -> list[tuple[str, ...]]:
     """The events of the engine's answer, in short."""
-    call = ModelCall("any", (Message("user", "File a ticket: the door squeaks."),), **changes)
+    call = ModelCall("any", (Message("user", prompt),), **changes)
     prepared = format_.prepare(call)
     assert not prepared.dropped
     rid = f"grammar-{next(_serial)}"
     tokens = format_._tokenizer.apply_chat_template(
-        [{"role": "user", "content": call.messages[0].content}],
+        [{"role": "user", "content": prompt}],
         add_generation_prompt=True,
         return_dict=False,
     )
@@ -85,7 +90,11 @@ def test_a_named_tool_is_called(running: RunningEngine, format_: ChatFormat) -> 
 def test_an_answer_ends_at_a_stop_text_that_is_not_shown(
     running: RunningEngine, format_: ChatFormat
 ) -> None:
-    plain = ask(running, format_, sampling=Sampling(temperature=0.0))
-    word = plain[0][1].split()[4]
-    cut = ask(running, format_, sampling=Sampling(temperature=0.0, stop=(word,)))
-    assert cut == [("text", plain[0][1].partition(word)[0]), ("ended", "stop_text")]
+    told = "Tell me a long story about a door."
+    (_, whole), _ = ask(running, format_, told, sampling=Sampling(temperature=0.0))
+    words = whole.split()
+    word = words[len(words) // 2]
+    before = whole.partition(word)[0]
+    assert before.strip(), "the word in the middle is also the first"
+    cut = ask(running, format_, told, sampling=Sampling(temperature=0.0, stop=(word,)))
+    assert cut == [("text", before), ("ended", "stop_text")]

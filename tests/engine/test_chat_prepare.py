@@ -140,6 +140,7 @@ def test_a_forced_call_is_constrained_to_the_model_s_format(model: Model) -> Non
     for choice in (ToolChoice("required"), ToolChoice("required", "edit")):
         sampling = model.told().prepare(call(tool_choice=choice)).sampling
         assert "<tool_call>" in sampling["structural_tag"]
+        assert ("bash" in sampling["structural_tag"]) is (choice.name is None)
         assert "json_schema" not in sampling
 
 

@@ -119,7 +119,7 @@ async def _scores(engine: SglangEngine, workspace: Workspace, query: Sequence[in
     scores = await engine.score(rid, workspace.name, bytes([0, *[1] * 8, 0]))
     await engine.close_step("scores", [])
     assert scores.rows == len(query)
-    return scores.by_block
+    return scores.by_block.tolist()
 
 
 @torch.no_grad()

@@ -255,9 +255,9 @@ class SimulatedEngine:
     async def score(self, rid: str, workspace: str, candidates: bytes) -> Scores:
         reply = await self._control("score", rid=rid, workspace=workspace, candidates=candidates)
         if reply["rows"] == 0:
-            return Scores(0, [0.0] * len(candidates))
+            return Scores(0, np.zeros(len(candidates), dtype=np.float32))
         scores = np.frombuffer(reply["scores"], dtype=np.float32) / reply["heads"]
-        return Scores(reply["rows"], scores.tolist())
+        return Scores(reply["rows"], scores)
 
     async def stats(self) -> list[dict[str, int]]:
         device_used_bytes = len(self._tree) * GEOMETRY.block_bytes

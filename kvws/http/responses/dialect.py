@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 
 from kvws.chat.call import ModelCall
-from kvws.errors import BadRequest, KvwsError, PromptTooLong
+from kvws.errors import BadRequest, KvwsError, PromptTooLong, TooManyRequests
 from kvws.http.dialect import AnswerWriter, Dialect, ErrorReply
 from kvws.http.responses.read import read_call
 from kvws.http.responses.tools import ResponsesCall, ToolOrigin
@@ -17,9 +17,8 @@ _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    429: "rate_limit_error",
 }
-_ERROR_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+_ERROR_CODES = {401: "invalid_api_key"}
 
 
 class ResponsesDialect:
@@ -41,8 +40,9 @@ class ResponsesDialect:
 
     def error(self, error: KvwsError) -> ErrorReply:
         """Codex asks again after a 5xx unless its code says server_is_overloaded, so errors of the
-        server have no code. After any 4xx, 429 included, it gives the turn up."""
-        status = error.http_status
+        server have no code. After any 4xx it gives the turn up, 429 included: a client that must
+        only wait is told 503."""
+        status = 503 if isinstance(error, TooManyRequests) else error.http_status
         kind = "server_error" if status >= 500 else "invalid_request_error"
         code = _ERROR_CODES.get(status)
         if isinstance(error, PromptTooLong):
