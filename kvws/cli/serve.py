@@ -11,8 +11,10 @@ import click
 from rich.console import Console
 
 from kvws.cli.options import engine_settings, settings_options
-from kvws.config import resolve_settings
+from kvws.cli.sizing import sized_to_model
+from kvws.config import Resolved, Settings, resolve_settings
 from kvws.errors import ConfigError
+from kvws.models import read_model_config, resolve_model
 
 
 @click.command()
@@ -52,21 +54,25 @@ def serve(
     **flags: Any,
 ) -> None:
     """Serve a model to coding agents, behind KV workspaces: Anthropic and OpenAI dialects."""
-    settings = resolve_settings(flags).settings
+    resolved = resolve_settings(flags)
+    resolved.settings.limits()  # what contradicts itself is told before torch is imported
+
+    from kvws.http.options import FrontOptions
+    from kvws.http.recorder import Recorder
+    from kvws.http.security import Gatekeeper
+
+    options = FrontOptions(
+        keys=api_key, host=resolved.settings.host, allowed_hosts=allowed_hosts
+    )
+    Gatekeeper(options.keys, options.host, options.allowed_hosts)  # before minutes of starting
+    recorder = Recorder(record_to, redacts=not record_secrets) if record_to else None
+    settings = _sized(resolved)
     limits = settings.limits()
     if settings.window < limits.context_tokens:
         raise ConfigError(
             f"a window of {settings.window} tokens is smaller than the engine's own context",
             hint=f"set --window to {limits.context_tokens} or more",
         )
-
-    from kvws.http.options import FrontOptions
-    from kvws.http.recorder import Recorder
-    from kvws.http.security import Gatekeeper
-
-    options = FrontOptions(keys=api_key, host=settings.host, allowed_hosts=allowed_hosts)
-    Gatekeeper(options.keys, options.host, options.allowed_hosts)  # before minutes of starting
-    recorder = Recorder(record_to, redacts=not record_secrets) if record_to else None
     start = engine_settings(settings, limits)
 
     from kvws.endpoint import Endpoint
@@ -83,6 +89,16 @@ def serve(
             endpoint.announce(console, base_url)
 
         running.run(endpoint.serve(ready, console))
+
+
+def _sized(resolved: Resolved) -> Settings:
+    """The settings, with sizes that nobody set fitted to the model where it runs on a GPU."""
+    from kvws.engine.platform_entry import activate
+
+    model = resolve_model(resolved.settings.model)
+    if activate() is not None or not isinstance(model, Path):
+        return resolved.settings
+    return sized_to_model(resolved, read_model_config(model).max_position)
 
 
 def _write_ready_file(path: Path, base_url: str, endpoint: Any) -> None:

@@ -140,13 +140,11 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
         disk_format=settings.disk_format,
         disk_backend=cast(Backend, settings.disk_backend),
     )
-    device_tokens = settings.device_tokens or 2 * settings.context_tokens
     arguments: dict[str, Any] = {
         "model_path": str(settings.model),
         "dtype": settings.dtype,
         "page_size": BLOCK_TOKENS,
         "context_length": settings.context_tokens,
-        "max_total_tokens": -(-device_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
         "max_running_requests": settings.max_running_requests,
         "tool_call_parser": settings.tool_call_parser,
         "reasoning_parser": settings.reasoning_parser,
@@ -168,7 +166,9 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
             },
         },
     }
+    device_tokens = settings.device_tokens
     if activate() is not None:
+        device_tokens = device_tokens or settings.max_running_requests * settings.context_tokens
         arguments |= {
             "device": "cpu",
             "attention_backend": "torch_native",
@@ -178,6 +178,8 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
             "disable_custom_all_reduce": True,
             "mem_fraction_static": 0.3,
         }
+    if device_tokens is not None:
+        arguments["max_total_tokens"] = -(-device_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
     return arguments
 
 

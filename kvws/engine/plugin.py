@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def install() -> None:
         return
     if multiprocessing.parent_process() is not None:
         _log_to_file(Path(control_dir) / LOG_NAME)
+        _leave_interrupts_to_the_front_process()
         threading.Thread(target=_end_with_the_front_process, daemon=True).start()
 
     import torch
@@ -78,6 +80,13 @@ def _examine_model(result: Any, runner: Any, *args: Any, **kw: Any) -> Any:
         report_startup_error(Path(os.environ[CONTROL_DIR_VARIABLE]), error)
         raise
     return result
+
+
+def _leave_interrupts_to_the_front_process() -> None:
+    """Ctrl-C in a terminal, and a service manager's polite kill, reach every process of a group.
+    The front process needs the engine to save sessions, and then ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _end_with_the_front_process() -> None:

@@ -27,7 +27,8 @@ class EngineSettings:
     Attributes:
         model: Hugging Face folder or hub name.
         context_tokens: longest prompt + generation of one request.
-        device_tokens: slots of the engine's KV pool; two full contexts when None.
+        device_tokens: slots of the engine's KV pool; when None, what SGLang finds room for on a
+            GPU, and a full context for each running request on a CPU.
         name: how the user calls the model; the last part of `model` when "".
         host_bytes: capacity of the host tier per rank; half of the free memory when None.
         host_format: how blocks lie there, one of `kvws.tiers.codec.PAYLOAD_FORMATS`.
