@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvws.harness_adapters.address import MODEL_NAME, STALL_S, ServerAddress
-from kvws.harness_adapters.launching import Launch, with_arguments
+from kvws.harness_adapters.launching import KEY_VARIABLE, Launch, with_arguments
 from kvws.harness_adapters.writing import write_new
 
-KEY_VARIABLE = "KVWS_API_KEY"
 Setting = str | int
 
 

@@ -6,6 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+KEY_VARIABLE = "KVWS_API_KEY"
+"""Where clients whose config names a variable find the key."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -26,11 +29,14 @@ class Launch:
         kept = {name: value for name, value in inherited.items() if name not in self.unset}
         return {**kept, **self.environment}
 
-    def shell_line(self) -> str:
-        """The same as one line for a shell. Holds the key."""
+    def shell_line(self, token: str) -> str:
+        """The same as one line for a shell that has the token in $KVWS_API_KEY."""
         unset = [word for name in self.unset for word in ("-u", name)]
-        assignments = [f"{name}={value}" for name, value in self.environment.items()]
-        return shlex.join(["env", *unset, *assignments, *self.command])
+        assignments = [
+            f'{name}="${KEY_VARIABLE}"' if value == token else shlex.quote(f"{name}={value}")
+            for name, value in self.environment.items()
+        ]
+        return " ".join(["env", *unset, *assignments, shlex.join(self.command)])
 
 
 def with_arguments(command: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kvws.harness_adapters.address import MODEL_NAME, ServerAddress
-from kvws.harness_adapters.launching import Launch
+from kvws.harness_adapters.launching import KEY_VARIABLE, Launch
 from kvws.harness_adapters.writing import write_new
-
-KEY_VARIABLE = "KVWS_API_KEY"
 
 
 def config_json(address: ServerAddress) -> str:

@@ -17,9 +17,11 @@ _CLIENTS = {
 def paste_lines(address: ServerAddress) -> list[str]:
     """Lines for a terminal: per client a heading, and a command to paste into a shell.
 
-    The command holds the key, where there is one: whoever reads the terminal can use the server.
+    The key is not in them: terminals and logs remember. Where the server asks for one, the shell
+    must have it in $KVWS_API_KEY.
     """
+    hidden = address.token if address.api_key else ""
     lines: list[str] = []
     for name, program in _CLIENTS.items():
-        lines += [f"{name}:", f"  {launch([program], address).shell_line()}"]
+        lines += [f"{name}:", f"  {launch([program], address).shell_line(hidden)}"]
     return lines

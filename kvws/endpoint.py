@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -64,11 +65,14 @@ class Endpoint:
         listener = _recording(recorder) if recorder is not None else None
         self._app = make_app(self.service, DIALECTS, identify, options, listener)
 
-    async def serve(self, ready: Callable[[str], None], console: Console) -> None:
+    async def serve(
+        self, ready: Callable[[str], None], console: Console, *, parent: int | None = None
+    ) -> None:
         """Answer until the user interrupts; then let running answers end, and save all blocks.
 
         Args:
             ready: called with the base URL once requests are answered.
+            parent: the process that started this one; its end is an interrupt, too.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -76,29 +80,45 @@ class Endpoint:
         """
         stop = asyncio.Event()
         with _interrupts(stop):
-            watching = asyncio.create_task(self._until_engine_dies(stop))
-            async with self.service.running():
-                await serve(
-                    self._app, self._options, self._settings.port, ready=ready, stop=stop
-                )
-            if watching.done():
-                watching.result()
-            watching.cancel()
-            if self._recorder is not None:
-                await self._recorder.close()
-            await self._drain(console)
+            watching = asyncio.create_task(self._watch_processes(stop, parent))
+            try:
+                async with self.service.running():
+                    await serve(
+                        self._app, self._options, self._settings.port, ready=ready, stop=stop
+                    )
+                if watching.done():
+                    watching.result()
+                if self._recorder is not None:
+                    await self._recorder.close()
+                await self._drain(console, watching)
+            finally:
+                watching.cancel()
 
-    async def _until_engine_dies(self, stop: asyncio.Event) -> None:
+    async def _watch_processes(self, stop: asyncio.Event, parent: int | None) -> None:
+        """Stop when the parent is gone.
+
+        Raises:
+            EngineDied: the engine is gone; stops as well.
+        """
         try:
             while True:
                 self._running.require_alive()
+                if parent is not None and os.getppid() != parent:
+                    stop.set()
                 await asyncio.sleep(_LIVENESS_EVERY_S)
         except EngineDied:
             stop.set()
             raise
 
-    async def _drain(self, console: Console) -> None:
-        """Save what is not durable yet; a second interrupt gives that up."""
+    async def _drain(self, console: Console, watching: asyncio.Task[None]) -> None:
+        """Save what is not durable yet; a second interrupt gives that up.
+
+        Args:
+            watching: ends when the engine dies.
+
+        Raises:
+            EngineDied: it did; nothing more can be saved.
+        """
         if self._running.store is None:
             return
         stop = asyncio.Event()
@@ -112,10 +132,14 @@ class Endpoint:
 
             draining = asyncio.create_task(self.service.drain(show))
             stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait({draining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {draining, stopping, watching}, return_when=asyncio.FIRST_COMPLETED
+            )
             stopping.cancel()
             if not draining.done():
                 draining.cancel()
+                if watching.done():
+                    watching.result()
                 console.print("not all blocks were saved; they will be computed again")
             elif draining.result():
                 console.print("all sessions are on disk")

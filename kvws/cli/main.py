@@ -10,6 +10,7 @@ from kvws import __version__
 from kvws.cli.bench import bench
 from kvws.cli.config import config
 from kvws.cli.replay import replay
+from kvws.cli.run import run
 from kvws.cli.serve import serve
 from kvws.cli.sessions import sessions
 from kvws.errors import KvwsError
@@ -40,5 +41,6 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(config)
 main.add_command(replay)
+main.add_command(run)
 main.add_command(serve)
 main.add_command(sessions)

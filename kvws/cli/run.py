@@ -32,6 +32,7 @@ from kvws.harness_adapters.address import ServerAddress
 from kvws.harness_adapters.recognise import launch
 
 SERVE = (sys.executable, "-m", "kvws", "serve")
+_OF_THIS_RUN = ("--port", "0", "--end-with-parent")
 
 _POLL_S = 0.05
 _STOP_S = 60.0
@@ -85,7 +86,7 @@ def _sidecar(
     options: Sequence[str], api_key: str, ready_file: Path, log_path: Path
 ) -> Generator[ServerAddress, None, None]:
     """A server that is ready; stopped at the end, however that comes."""
-    command = [*SERVE, "--port", "0", "--ready-file", str(ready_file), *options]
+    command = [*SERVE, *_OF_THIS_RUN, "--ready-file", str(ready_file), *options]
     click.echo(f"kvws: starting the server, its log is {log_path}", err=True)
     with log_path.open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 our own command line

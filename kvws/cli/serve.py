@@ -45,12 +45,14 @@ from kvws.models import read_model_config, resolve_model
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the address there as JSON once requests are answered.",
 )
+@click.option("--end-with-parent", is_flag=True, help="End when the starting process ends.")
 def serve(
     api_key: tuple[str, ...],
     allowed_hosts: tuple[str, ...],
     record_to: Path | None,
     record_secrets: bool,
     ready_file: Path | None,
+    end_with_parent: bool,
     **flags: Any,
 ) -> None:
     """Serve a model to coding agents, behind KV workspaces: Anthropic and OpenAI dialects."""
@@ -88,7 +90,8 @@ def serve(
                 _write_ready_file(ready_file, base_url, endpoint)
             endpoint.announce(console, base_url)
 
-        running.run(endpoint.serve(ready, console))
+        parent = os.getppid() if end_with_parent else None
+        running.run(endpoint.serve(ready, console, parent=parent))
 
 
 def _sized(resolved: Resolved) -> Settings:

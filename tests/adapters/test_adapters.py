@@ -219,15 +219,33 @@ def test_no_launch_puts_the_key_on_the_command_line_or_into_a_repr(program: str)
     assert KEY not in repr(prepared) + repr(ADDRESS)
 
 
-def test_pasted_lines_start_each_client_with_the_environment_of_its_launch() -> None:
-    lines = paste_lines(ADDRESS)
-    for program in ("claude", "openhands", "opencode", "codex"):
-        prepared = launch([program], ADDRESS)
-        (line,) = (line for line in lines if program in shlex.split(line))
-        words = shlex.split(line)
-        assert words[0] == "env"
-        assert tuple(words[-len(prepared.command) :]) == prepared.command
-        assert {f"{k}={v}" for k, v in prepared.environment.items()} <= set(words)
+@pytest.mark.parametrize("program", ["claude", "openhands", "opencode", "codex"])
+@pytest.mark.parametrize("address", [ADDRESS, SMALL])
+def test_a_pasted_line_starts_the_client_as_its_launch_does(
+    program: str, address: ServerAddress, tmp_path: Path
+) -> None:
+    """Run by a shell that has the key, with a program in the client's place."""
+    client = tmp_path / program
+    client.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, sys\n"
+        "print(json.dumps([sys.argv, dict(os.environ)]))\n"
+    )
+    client.chmod(0o700)
+    (line,) = (line for line in paste_lines(address) if program in shlex.split(line))
+    shell = {"PATH": f"{tmp_path}:/usr/bin:/bin", "ANTHROPIC_API_KEY": "another"}
+    if address.api_key:
+        shell["KVWS_API_KEY"] = address.api_key
+    done = subprocess.run(["/bin/sh", "-c", line], env=shell, capture_output=True, check=True)
+    arguments, environment = json.loads(done.stdout)
+    prepared = launch([program], address)
+    assert tuple(arguments[1:]) == prepared.command[1:]
+    assert prepared.environment.items() <= environment.items()
+    assert not set(prepared.unset) & environment.keys()
+
+
+def test_pasted_lines_do_not_hold_the_key() -> None:
+    assert KEY not in "\n".join(paste_lines(ADDRESS))
 
 
 def test_importing_the_adapters_imports_no_client_and_no_engine() -> None:

@@ -83,10 +83,13 @@ class Finished:
 
 def bare_environment(home: Path) -> dict[str, str]:
     """What every program needs, and a home that nobody used before."""
-    home.mkdir(parents=True, exist_ok=True)
+    temporary = home / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
     proxies = {name: _NOWHERE for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
     return {
         "HOME": str(home),
+        "TMPDIR": str(temporary),
+        "CLAUDE_CODE_TMPDIR": str(temporary),
         "PATH": os.pathsep.join([*_node_folder(), "/usr/local/bin", "/usr/bin", "/bin"]),
         "LANG": "C.UTF-8",
         "TERM": "dumb",
@@ -102,7 +105,13 @@ def _node_folder() -> list[str]:
     return [str(Path(node).parent)] if node else []
 
 
-def run_client(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> Finished:
+def run_client(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> Finished:
     """Run a client to its end; whatever it started ends with it.
 
     Raises:
@@ -119,12 +128,12 @@ def run_client(command: Sequence[str], environment: Mapping[str, str], folder: P
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         _kill_all(process)
         out, err = process.communicate()
         said = f"{out[-3000:]}\n{err[-3000:]}"
-        raise AssertionError(f"no end after {TIMEOUT_S} s:\n{said}") from None
+        raise AssertionError(f"no end after {timeout_s:.0f} s:\n{said}") from None
     finally:
         _kill_all(process)
     return Finished(process.returncode, out, err)
