@@ -156,7 +156,7 @@ class Endpoint:
         )
         console.print(
             f"view: {settings.budget:,} tokens and {settings.reserve:,} beside it; "
-            f"host tier: {settings.host_format}"
+            f"host tier: {running.host_bytes / 2**30:.1f} GiB, {settings.host_format}"
         )
         if running.store is not None:
             console.print(f"disk tier: {running.store.root} ({running.disk})")

@@ -46,6 +46,7 @@ class RunningEngine:
         identity: what stored blocks must agree with to be of use to it.
         answer_format: how its model writes reasoning and tool calls.
         disk: how blocks are kept on disk, for people; "" without a disk tier.
+        host_bytes: capacity of the host tier of each rank.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class RunningEngine:
         answer_format: ChatFormat,
         disk: str,
         liveness: Liveness,
+        host_bytes: int,
     ) -> None:
+        self.host_bytes = host_bytes
         self.engine = engine
         self.answer_format = answer_format
         self._liveness = liveness
@@ -85,6 +88,8 @@ def running_engine(settings: EngineSettings) -> Generator[RunningEngine]:
         EngineStartError, UnsupportedModel, SelfCheckFailed: it cannot serve; why, and what to do.
         StoreError, ConfigError: the disk tier cannot be used.
     """
+    if settings.host_bytes is None:
+        settings = dataclasses.replace(settings, host_bytes=default_host_bytes())
     with contextlib.ExitStack() as on_leaving:
         store: StoreDirectory | None = None
         if settings.disk_dir is not None:
@@ -101,6 +106,7 @@ def running_engine(settings: EngineSettings) -> Generator[RunningEngine]:
 def _engine_processes(
     settings: EngineSettings, store: StoreDirectory | None
 ) -> Generator[RunningEngine]:
+    assert settings.host_bytes is not None
     control_dir = Path(tempfile.mkdtemp(prefix="kvws-"))  # mode 0700
     keep_log = False
     processes = EngineProcesses()
@@ -114,7 +120,14 @@ def _engine_processes(
             identity, disk = _identity(settings, shapes), shapes[0]["disk"]
             answer_format = ChatFormat.of_engine(llm.tokenizer_manager)
             yield RunningEngine(
-                engine, llm.loop, store, identity, answer_format, disk, liveness
+                engine,
+                llm.loop,
+                store,
+                identity,
+                answer_format,
+                disk,
+                liveness,
+                settings.host_bytes,
             )
         finally:
             llm.loop.run_until_complete(ranks.close())
