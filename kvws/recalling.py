@@ -138,7 +138,7 @@ async def recall(
                 recent_blocks=limits.recent_blocks,
                 budget_blocks=limits.budget_blocks,
             )
-            candidates = _candidates(regions, line, workspace, thread)
+            candidates = _candidates(regions, line, question.tokens, workspace, thread)
         with ms.measure("score"):
             scores = await engine.score(rid, workspace.name, candidates.tobytes())
         if scores.rows != len(asked):
@@ -207,11 +207,18 @@ def _task_again(
 
 
 def _candidates(
-    regions: Regions, line: tuple[int, ...], workspace: Workspace, thread: Thread
+    regions: Regions,
+    line: tuple[int, ...],
+    question: Sequence[int],
+    workspace: Workspace,
+    thread: Thread,
 ) -> npt.NDArray[np.uint8]:
-    """One number per block of the workspace: 1 where it competes for the thread's view."""
+    """One number per block of the workspace: 1 where it competes for the thread's view. A question
+    that is asked anew is answered anew: what was answered before does not compete."""
     recallable = np.frombuffer(workspace.recallable(thread.name, line), dtype=np.uint8)
-    return recallable & np.frombuffer(regions.competes(len(recallable)), dtype=np.uint8)
+    candidates = recallable & np.frombuffer(regions.competes(len(recallable)), dtype=np.uint8)
+    candidates[workspace.other_answers(line, question)] = 0
+    return candidates
 
 
 async def _resume(first: Chunk, rest: Answer) -> Answer:

@@ -170,6 +170,20 @@ class Workspace:
         of its family ever had. All of them are in the log, and none will be taken back."""
         return self._families.of(family_of(thread), line[-1] if line else ROOT, self._parents)
 
+    def other_answers(self, line: Sequence[int], question: Sequence[int]) -> list[int]:
+        """Blocks that continue a line with a question of less than a block, and more behind it:
+        how it was answered before. They repeat the question, so nothing scores higher."""
+        if not line or len(question) >= BLOCK_TOKENS:
+            return []
+        head, asked = line[-1], tuple(question)
+        return [
+            number
+            for number in range(head + 1, len(self._parents))
+            if self._parents[number] == head
+            and (tokens := self._tokens[number]) is not None
+            and tokens[: len(asked)] == asked
+        ]
+
     def exists(self, block: int) -> bool:
         """Whether a number names a block (and not one whose allocation was taken back)."""
         return self._tokens[block] is not None

@@ -28,6 +28,15 @@ SYSTEM = "You are a careful engineer who answers in short and plain sentences."
 _TIMEOUT_S = 240.0
 
 
+def logbook(number: int, entries: int) -> str:
+    """Text for a model to read: about 30 tokens an entry, and no two entries alike."""
+    return "\n".join(
+        f"Entry {number}.{i}: pump {i * 7 % 11} of hall {number} was checked, its pressure is "
+        f"{number * 31 + i * 17 % 97} bar and nothing leaks."
+        for i in range(entries)
+    )
+
+
 @dataclass(frozen=True)
 class Heard:
     """An answer as a client of the Messages API heard it.
@@ -104,11 +113,16 @@ async def heard_whole(
 
 @dataclass
 class Conversation:
-    """One thread of a session, from the side of its client."""
+    """One thread of a session, from the side of its client.
+
+    Attributes:
+        respelled: what this client adds to the answers that it repeats.
+    """
 
     client: httpx.AsyncClient
     session: str
     thread: str = "main"
+    respelled: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @property
@@ -118,10 +132,8 @@ class Conversation:
     async def say(self, text: str, max_tokens: int) -> Heard:
         """One turn, streamed, at temperature 0; it becomes part of the history."""
         self.messages.append({"role": "user", "content": text})
-        heard = await heard_streamed(
-            self.client, asking(self.messages, max_tokens), self.headers
-        )
-        self.messages.append({"role": "assistant", "content": heard.text})
+        heard = await heard_streamed(self.client, asking(self.messages, max_tokens), self.headers)
+        self.messages.append({"role": "assistant", "content": heard.text + self.respelled})
         return heard
 
     async def steps(self) -> list[dict[str, Any]]:
@@ -166,7 +178,7 @@ async def serving(running: RunningEngine, model: Path, limits: Limits) -> AsyncG
             yield Front(client, running.engine, service)
         stop.set()
         await server
-    for name, session in service.open_sessions.items():
+    for session in service.open_sessions.values():
         session.workspace.check_integrity()
         assert session.users == 0
     (stats,) = await running.engine.stats()
