@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -62,9 +63,16 @@ class CallPreparation:
         """Raises:
         BadRequest: a tool, a schema or a sampling parameter is no such thing.
         """
+        if self._has_grammars and call.tools and _is_forced(call):
+            # A call that must come must be one that its tool can take, as far as grammars go.
+            with suppress(BadRequest):
+                return self._prepared(call, strict=True)
+        return self._prepared(call, strict=False)
+
+    def _prepared(self, call: ModelCall, *, strict: bool) -> PreparedCall:
         dropped: list[str] = []
         try:
-            request = self._request(call, dropped)
+            request = self._request(call, dropped, strict=strict)
             self._set_thinking(request, call.thinking, dropped)
             adapted, request = self._parsers._convert_to_internal_request(request)
             sampling: dict[str, Any] = dict(cast(Any, adapted.sampling_params))
@@ -93,9 +101,11 @@ class CallPreparation:
             request=request,
         )
 
-    def _request(self, call: ModelCall, dropped: list[str]) -> ChatCompletionRequest:
+    def _request(
+        self, call: ModelCall, dropped: list[str], *, strict: bool
+    ) -> ChatCompletionRequest:
         """The request, without its messages: they are rendered elsewhere, and read by nothing
-        else."""
+        else. `strict`: arguments follow their schemas to the letter."""
         fields: dict[str, Any] = {
             "messages": _NO_MESSAGES,
             "model": "kvws",
@@ -122,8 +132,10 @@ class CallPreparation:
         choice: Any = "none"
         if call.tools:
             fields["tools"] = self._checked_tools(call)
+            if strict:
+                fields["tools"] = [_strict(tool) for tool in fields["tools"]]
             choice = call.tool_choice.mode
-        is_forced = call.tool_choice.mode == "required" or call.tool_choice.name is not None
+        is_forced = _is_forced(call)
         if is_forced:
             choice = self._forced_choice(call, dropped)
         if isinstance(choice, dict):
@@ -217,6 +229,15 @@ def _check_grammar(sampling: Mapping[str, Any]) -> None:
             f"a JSON schema cannot be followed: {str(error).strip()}",
             hint="use the parts of JSON Schema that xgrammar supports",
         ) from error
+
+
+def _is_forced(call: ModelCall) -> bool:
+    return call.tool_choice.mode == "required" or call.tool_choice.name is not None
+
+
+def _strict(tool: Tool) -> Tool:
+    function = tool.function.model_copy(update={"strict": True})
+    return tool.model_copy(update={"function": function})
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:

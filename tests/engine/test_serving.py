@@ -54,7 +54,6 @@ SCHEMA = {
 TOOL = {
     "name": "read_file",
     "description": "Read a file.",
-    "strict": True,
     "parameters": {
         "type": "object",
         "properties": {"path": {"type": "string", "maxLength": 20}},
