@@ -28,6 +28,7 @@ from kvws.http.responses import RESPONSES
 from kvws.http.server import serve
 from kvws.limits import Limits
 from kvws.serving.assemble import assemble_service
+from kvws.serving.garbage import freeze_what_is_loaded
 from kvws.session.identity import identify
 
 DIALECTS = Dialects(ANTHROPIC, CHAT_COMPLETIONS, RESPONSES)
@@ -78,6 +79,7 @@ class Endpoint:
             ConfigError: the address cannot be bound.
             EngineDied: the engine's process is gone.
         """
+        freeze_what_is_loaded()
         stop = asyncio.Event()
         with _interrupts(stop):
             watching = asyncio.create_task(self._watch_processes(stop, parent))
@@ -132,9 +134,7 @@ class Endpoint:
 
             draining = asyncio.create_task(self.service.drain(show))
             stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait(
-                {draining, stopping, watching}, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({draining, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             if not draining.done():
                 draining.cancel()

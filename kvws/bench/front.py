@@ -33,6 +33,7 @@ from kvws.http.sse import frame
 from kvws.limits import Limits
 from kvws.recall.plan import plan_view
 from kvws.recall.regions import Regions
+from kvws.serving.garbage import freeze_what_is_loaded
 from kvws.serving.placing import Placer
 from kvws.serving.prompts import PromptBuilder
 from kvws.session.identity import identify
@@ -42,25 +43,29 @@ from kvws.session.workspace import Workspace
 PARTS = ("read the body", "place the prompt", "align", "plan the view", "write the answer")
 
 _WORDS_A_MESSAGE = 800
-_WORDS = (
+_TEXT = (
     "the of and to in is that it was for on are as with his they at be this from have or by one "
     "had not but what all were when we there can an your which their said if do will each about "
-    "how up out them then she many some so these would other into has more two like him see time "
-    "could no make than first been its who now people my made over did down only way find use "
-    "file line value return import class error test index token block page store read write path"
-).split()
+    "how up out them then she many some so these would other into has more two like him see "
+    "time could no make than first been its who now people my made over did down only way find "
+    "use file line value return import class error test index token block page store read write "
+    "path "
+)
+_WORDS = tuple(_TEXT.split())
 _ANSWER_FRAMES = 200
 _HEADERS = {"x-claude-code-session-id": "front", "x-app": "cli"}
 
 
 @dataclass
 class FrontCost:
-    """Milliseconds of each step, by part.
+    """What each step took, by part.
 
     Attributes:
         tokens: of the session.
         messages: of the session.
         body_bytes: of a request.
+        ms: on the clock.
+        cpu_ms: of this process, whatever else the machine does meanwhile.
         loop_lag_ms: how late the event loop was, sampled every few milliseconds meanwhile.
     """
 
@@ -68,17 +73,15 @@ class FrontCost:
     messages: int
     body_bytes: int
     ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    cpu_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     loop_lag_ms: list[float] = field(default_factory=list[float])
 
     @contextmanager
     def measure(self, part: str) -> Generator[None]:
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         yield
         self.ms[part].append(1e3 * (time.perf_counter() - begin))
-
-    def totals_ms(self) -> list[float]:
-        """All parts of each step."""
-        return [sum(step) for step in zip(*(self.ms[part] for part in PARTS), strict=True)]
+        self.cpu_ms[part].append(1e3 * (time.process_time() - cpu_begin))
 
 
 def measure_front(model: Path, limits: Limits, tokens: int, steps: int) -> FrontCost:
@@ -93,6 +96,7 @@ def measure_front(model: Path, limits: Limits, tokens: int, steps: int) -> Front
 
 async def _measure(model: Path, limits: Limits, tokens: int, steps: int) -> FrontCost:
     session = _Session(model, limits)
+    freeze_what_is_loaded()  # as the endpoint does
     body = session.grown(tokens)
     cost = FrontCost(session.tokens, len(session.history), len(body))
     watching = asyncio.create_task(_watch_loop(cost.loop_lag_ms))
@@ -256,11 +260,21 @@ def front_table(cost: FrontCost) -> Table:
     """Percentiles of every part, and of the whole."""
     size = f"{cost.tokens:,} tokens, {cost.messages:,} messages, {cost.body_bytes:,} bytes"
     table = Table(title=size)
-    for column in ("part", "p50 ms", "p99 ms"):
+    for column in ("part", "p50 ms", "p99 ms", "p50 CPU ms"):
         table.add_column(column, justify="left" if column == "part" else "right")
-    rows = {**{part: cost.ms[part] for part in PARTS}, "all": cost.totals_ms()}
-    rows["event loop lag"] = cost.loop_lag_ms
-    for name, values in rows.items():
-        p99 = statistics.quantiles(values, n=100)[98] if len(values) > 1 else values[0]
-        table.add_row(name, f"{statistics.median(values):.1f}", f"{p99:.1f}")
+    for part in PARTS:
+        _add_row(table, part, cost.ms[part], cost.cpu_ms[part])
+    _add_row(table, "all", _totals(cost.ms), _totals(cost.cpu_ms))
+    _add_row(table, "event loop lag", cost.loop_lag_ms, [])
     return table
+
+
+def _totals(by_part: dict[str, list[float]]) -> list[float]:
+    """All parts of each step."""
+    return [sum(step) for step in zip(*(by_part[part] for part in PARTS), strict=True)]
+
+
+def _add_row(table: Table, name: str, ms: list[float], cpu_ms: list[float]) -> None:
+    p99 = statistics.quantiles(ms, n=100)[98] if len(ms) > 1 else ms[0]
+    cpu = f"{statistics.median(cpu_ms):.1f}" if cpu_ms else ""
+    table.add_row(name, f"{statistics.median(ms):.1f}", f"{p99:.1f}", cpu)

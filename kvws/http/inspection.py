@@ -39,7 +39,7 @@ class Inspection:
         return json_reply({"status": "ready"})
 
     async def figures(self, request: Request) -> Response:
-        state = await self._service.inspect()
+        state = await self._service.inspect(salt=request.scope[SALT])
         return Response(self._metrics.text(state), headers={"content-type": CONTENT_TYPE})
 
     async def models(self, request: Request) -> Response:
@@ -52,7 +52,8 @@ class Inspection:
         return json_reply(one_model(name, model, window_tokens, **self._ask(request)))
 
     async def state(self, request: Request) -> Response:
-        return json_reply(await self._service.inspect())
+        """All figures, and the key's own sessions: no key learns of another's."""
+        return json_reply(await self._service.inspect(salt=request.scope[SALT]))
 
     async def session(self, request: Request) -> Response:
         """Raises:

@@ -13,7 +13,7 @@ from kvws.chat.call import ModelCall
 from kvws.chat.format import PreparedCall
 from kvws.recall.spans import PromptSpans
 from kvws.serving.prompts import PromptBuilder
-from kvws.session.transcript import Landmarks, Transcript
+from kvws.session.transcript import Landmarks, Named, Transcript
 from kvws.session.workspace import Thread, Workspace
 
 P = ParamSpec("P")
@@ -94,7 +94,10 @@ class Placer:
             PromptError: the template refuses the messages.
         """
         options = prepared.template_options
-        digests = await self._run(self._builder.digests, thread.name, call.messages)
+        latest = transcript.latest(thread.name)
+        digests = await self._run(self._builder.digests, thread.name, call.messages, latest)
+        if not call.side_call:
+            transcript.keep_latest(thread.name, Named(call.messages, digests))
         version = transcript.version
         known = transcript.find(call.messages, digests)
         new = await self._run(self._builder.new_tokens, call, options, known)

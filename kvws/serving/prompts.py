@@ -20,7 +20,7 @@ from kvws.chat.render import ChatRenderer
 from kvws.chat.segments import SegmentRenderer
 from kvws.chat.volatile import facts, reminder
 from kvws.recall.spans import Span
-from kvws.session.transcript import Known, Landmarks, Place
+from kvws.session.transcript import Known, Landmarks, Named, Place
 
 _REMINDER_END = "</system-reminder>"
 _OPENING_MAX_TOKENS = 16
@@ -60,16 +60,34 @@ class PromptBuilder:
         self._renderer = renderer
         self._segments = SegmentRenderer(renderer)
 
-    def digests(self, thread: str, messages: Sequence[Message]) -> list[bytes]:
-        """Names of the lists messages[:0], messages[:1], … of a thread."""
-        chain = [blake2b(thread.encode(), digest_size=16).digest()]
-        for message in messages:
+    def digests(
+        self, thread: str, messages: Sequence[Message], latest: Named | None = None
+    ) -> list[bytes]:
+        """Names of the lists messages[:0], messages[:1], … of a thread.
+
+        Args:
+            latest: another list of that thread. What both begin with is compared, which is
+                cheaper than to digest it.
+        """
+        if latest is None:
+            chain = [blake2b(thread.encode(), digest_size=16).digest()]
+        else:
+            chain = list(latest.digests[: _alike(messages, latest.messages) + 1])
+        for message in messages[len(chain) - 1 :]:
             chain.append(message_digest(chain[-1], message))
         return chain
 
     def count(self, call: ModelCall, options: Mapping[str, Any]) -> int:
         """Tokens of a call's prompt."""
-        return len(self._segments.whole(call.messages, call.tools, options))
+        return len(self._whole(call, options))
+
+    def _whole(self, call: ModelCall, options: Mapping[str, Any]) -> tuple[int, ...]:
+        """A call's prompt, all of it tokenised anew: if pieces were remembered, the time that this
+        takes would tell one API key what another has sent."""
+        _, text = self._renderer.first_text(call.messages, call.tools, True, options)
+        parts = self._renderer.pieces.parts([text], behind="")
+        assert parts is not None, "a text as a whole can always be tokenised"
+        return parts[0]
 
     def closing(self) -> tuple[int, ...] | None:
         """Tokens that end an assistant's turn; None when the template shows none."""
@@ -94,7 +112,7 @@ class PromptBuilder:
             messages = (*messages, *(Message("system", text) for text in news))
         segments = self._segments.segments(messages, call.tools, known.messages, options)
         if segments is None:
-            whole = self._segments.whole(call.messages, call.tools, options)
+            whole = self._whole(call, options)
             opening = self._renderer.decode(whole[-_OPENING_MAX_TOKENS:])
             return NewTokens(Place(), whole, (), opening, Landmarks(), told, tools, False)
         tokens: list[int] = []
@@ -138,6 +156,13 @@ def _news(
 
 def _tool_name(tool: Mapping[str, Any]) -> str:
     return str(tool["function"]["name"])
+
+
+def _alike(messages: Sequence[Message], others: Sequence[Message]) -> int:
+    """How many messages two lists begin with in common."""
+    pairs = enumerate(zip(messages, others, strict=False))
+    shorter = min(len(messages), len(others))
+    return next((index for index, (one, other) in pairs if one != other), shorter)
 
 
 def _facts(messages: Sequence[Message]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -29,6 +29,8 @@ from kvws.session.commit import ROOT
 from kvws.session.workspace import Thread, Workspace
 
 _NOTE = "transcript"
+_LATEST_LISTS = 4
+"""Threads of a session that work at the same time, usually. The lists are as long as sessions."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,24 @@ class Known:
     place: Place
 
 
+@dataclass(frozen=True)
+class Named:
+    """A list of messages and its digests.
+
+    Attributes:
+        digests: of the lists messages[:0], messages[:1], …: one more than messages.
+    """
+
+    messages: Sequence[Message]
+    digests: Sequence[bytes]
+
+
 class Transcript:
     """The lists of messages that a workspace knows."""
 
     def __init__(self) -> None:
         self.version = 0
+        self._latest: dict[str, Named] = {}
         self._places: dict[bytes, Place] = {}
         self._tool_sets: dict[bytes, Mapping[str, bytes]] = {}
         self._answers: dict[bytes, list[Given]] = {}
@@ -151,6 +166,17 @@ class Transcript:
         answers = self._answers.get(asked, ())
         return next((a for a in reversed(answers) if is_replay_of(a.message, message)), None)
 
+    def latest(self, thread: str) -> Named | None:
+        """The list that a thread was asked with last, while that is remembered."""
+        return self._latest.get(thread)
+
+    def keep_latest(self, thread: str, named: Named) -> None:
+        """Remember a thread's list, whole, until others were asked more recently."""
+        self._latest.pop(thread, None)
+        self._latest[thread] = named
+        if len(self._latest) > _LATEST_LISTS:
+            del self._latest[next(iter(self._latest))]
+
     def learn(self, asked: bytes, place: Place, given: Given | None) -> dict[str, Any]:
         """Keep where a request's list of messages ends, and its answer.
 
@@ -161,12 +187,14 @@ class Transcript:
             a note for the journal, from which `recall` learns the same.
         """
         self.version += 1
-        self._places[asked] = place
-        if given is not None:
-            self._answers.setdefault(asked, []).append(given)
         tools_name = _name_of(place.tools)
         first_seen = tools_name not in self._tool_sets
-        self._tool_sets[tools_name] = place.tools
+        tools = self._tool_sets.setdefault(tools_name, place.tools)
+        place = replace(place, tools=tools)  # one mapping for all places that tell of the same
+        self._places[asked] = place
+        if given is not None:
+            given = replace(given, place=replace(given.place, tools=tools))
+            self._answers.setdefault(asked, []).append(given)
         return {
             "kind": _NOTE,
             "asked": asked,

@@ -94,7 +94,7 @@ class FakeService:
             raise self.admitting
         return sum(len(message.content.split()) for message in call.messages)
 
-    async def inspect(self) -> dict[str, Any]:
+    async def inspect(self, *, salt: str) -> dict[str, Any]:
         return self.state
 
     async def inspect_session(self, session: str, *, salt: str) -> dict[str, Any] | None:

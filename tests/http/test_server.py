@@ -12,7 +12,7 @@ import pytest
 
 from kvws.errors import ConfigError
 from kvws.http.options import FrontOptions
-from kvws.http.server import serve
+from kvws.http.server import _bind, serve
 from tests.http.asking import app_of, raw_request, until
 from tests.http.fake_service import ANSWER, FakeService, saying_after
 
@@ -159,3 +159,11 @@ def test_requests_are_answered_as_soon_as_it_is_ready() -> None:
         assert b"HTTP/1.1 200" in await replies[0]
 
     asyncio.run(run())
+
+
+def test_small_frames_go_out_at_once() -> None:
+    """And do not wait until the client has acknowledged the ones before."""
+    with _bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

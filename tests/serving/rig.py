@@ -179,7 +179,7 @@ class Rig:
     def workspace(self, session: str) -> Workspace:
         """The open workspace of a session."""
         opened = self.service.open_sessions.values()
-        return next(s.workspace for s in opened if s.caller.session == session)
+        return next(s.workspace for s in opened if s.name == session)
 
     async def say(
         self,

@@ -10,6 +10,7 @@ from kvws.http.anthropic.part import Part
 
 _TYPE_SHOWN_MAX_CHARS = 40
 _FIELDS_OF_SERVER_RESULTS = ("title", "url", "stdout", "stderr", "error_code")
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _EXPECTED_CONTENT = "a text or a list of content blocks"
 
 
@@ -44,9 +45,9 @@ def shown(block: Part, dropped: Counter[str]) -> str:
     Raises:
         BadRequest: the block's content is of the wrong type.
     """
-    match block.get("type").value:
+    match block.value_of("type"):
         case "text":
-            return block.get("text").text()
+            return block.text_of("text")
         case "image":
             return _placeholder("image", block, dropped)
         case "document":
@@ -72,14 +73,14 @@ def count_block(kind: object, dropped: Counter[str]) -> None:
 
 
 def compact_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _COMPACT.encode(value)
 
 
 def _document(block: Part, dropped: Counter[str]) -> str:
     source = block.get("source")
     match _string(source, "type"):
         case "text":
-            text = source.get("data").text()
+            text = source.text_of("data")
         case "content":
             text = joined_text(source.get("content"), dropped)
         case _:
@@ -111,7 +112,7 @@ def _server_result(content: Part, dropped: Counter[str]) -> str:
 
 def _string(block: Part, key: str) -> str:
     """A member that decides nothing: anything but text counts as absent."""
-    value = block.get(key).value if isinstance(block.value, dict) else None
+    value = block.value_of(key) if isinstance(block.value, dict) else None
     return value if isinstance(value, str) else ""
 
 

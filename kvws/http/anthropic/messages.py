@@ -41,7 +41,7 @@ def read_messages(body: Part, dropped: Counter[str]) -> tuple[Message, ...]:
     tool_names: dict[str, str] = {}
     for entry in entries:
         content = entry.get("content")
-        match entry.get("role").value:
+        match entry.value_of("role"):
             case "user":
                 messages += _user_messages(content, tool_names, dropped)
             case "assistant":
@@ -72,7 +72,7 @@ def _user_messages(
     messages: list[Message] = []
     texts: list[str] = []
     for block in content_blocks(content):
-        if block.get("type").value != "tool_result":
+        if block.value_of("type") != "tool_result":
             texts.append(shown(block, dropped))
             continue
         if any(texts):
@@ -93,7 +93,7 @@ def _tool_message(block: Part, tool_names: dict[str, str], dropped: Counter[str]
     if block.get("is_error").flag() and not text.lower().startswith(_SAYS_IT_FAILED):
         # The form that models read has no other place to say that a call failed.
         text = f"Error: {text}" if text else "Error"
-    call_id = block.get("tool_use_id").text()
+    call_id = block.text_of("tool_use_id")
     return Message("tool", text, name=tool_names.get(call_id), tool_call_id=call_id or None)
 
 
@@ -102,13 +102,13 @@ def _assistant_message(content: Part, dropped: Counter[str]) -> Message:
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     for block in content_blocks(content):
-        match block.get("type").value:
+        match block.value_of("type"):
             case "text":
-                text = block.get("text").text()
+                text = block.text_of("text")
                 if text.strip() and text != NOTHING_SAID:
                     texts.append(text)
             case "thinking":
-                thoughts.append(block.get("thinking").text())
+                thoughts.append(block.text_of("thinking"))
             case "redacted_thinking":
                 count_block("redacted_thinking", dropped)
             case "tool_use":
@@ -126,10 +126,10 @@ def _assistant_message(content: Part, dropped: Counter[str]) -> Message:
 
 
 def _tool_call(block: Part) -> ToolCall:
-    name = block.get("name").text()
+    name = block.text_of("name")
     if not name:
         raise block.get("name").refused("the name of a tool")
-    return ToolCall(block.get("id").text(), name, _arguments(block.get("input").value))
+    return ToolCall(block.text_of("id"), name, _arguments(block.value_of("input")))
 
 
 def _arguments(value: Any) -> str:

@@ -63,6 +63,26 @@ class Part:
             raise self.refused("an object")
         return Part(cast("dict[str, Any]", value).get(key), self, key)
 
+    def value_of(self, key: str) -> Any:
+        """The value of member `key`, for those who never refuse it: cheaper than `get`.
+
+        Raises:
+            BadRequest: this is no object.
+        """
+        value = self.value
+        if not isinstance(value, dict):
+            return self.get(key).value
+        return cast("dict[str, Any]", value).get(key)
+
+    def text_of(self, key: str) -> str:
+        """The text of member `key`; "" where it is absent.
+
+        Raises:
+            BadRequest: this is no object, or its member no text.
+        """
+        value = self.value_of(key)
+        return value if type(value) is str else self.get(key).text()
+
     def elements(self, expected: str) -> list[Part]:
         """Elements of a list; none where it is absent.
 
