@@ -114,9 +114,10 @@ class CallPreparation:
             "stop": list(call.sampling.stop),
             "parallel_tool_calls": call.parallel_tool_calls,
         }
+        greedy = call.sampling.top_p == 0  # nothing but the likeliest token; engines refuse the 0
         sampling = {
-            "temperature": call.sampling.temperature,
-            "top_p": call.sampling.top_p,
+            "temperature": 0.0 if greedy else call.sampling.temperature,
+            "top_p": None if greedy else call.sampling.top_p,
             "top_k": -1 if call.sampling.top_k == 0 else call.sampling.top_k,
             "min_p": call.sampling.min_p,
             "frequency_penalty": call.sampling.frequency_penalty,

@@ -50,12 +50,14 @@ class _Generated:
 
     Attributes:
         tokens: all of them; the first of them may be of an earlier attempt.
+        said_before: so many of them.
         parts: what they mean.
         first_report: of the step that the prompt was computed in.
         last: the chunk that ended the answer.
     """
 
     tokens: list[int] = field(default_factory=list[int])
+    said_before: int = 0
     parts: list[AnswerEvent] = field(default_factory=list[AnswerEvent])
     first_report: StepReport | None = None
     last: Chunk | None = None
@@ -178,6 +180,7 @@ class Turn:
                 generated.last = unheard.last
                 yield dataclasses.replace(unheard.last, token_ids=unheard.tokens)
                 return
+            generated.said_before = len(generated.tokens)
             if generated.tokens:
                 yield Chunk(tuple(generated.tokens), None, placed.prompt_tokens)
         while True:
@@ -261,8 +264,10 @@ class Turn:
         self, session: Session, placed: Placed, generated: _Generated, ended: Ended
     ) -> Usage:
         report, prompt = generated.first_report, placed.prompt_tokens
-        # Without a report every token of the answer was there already.
-        computed = 0 if report is None else report.new_tokens - report.resumed_tokens
+        computed = 0  # without a report every token of the answer was there already
+        if report is not None:  # what was said before was computed with the prompt
+            new_tokens = report.new_tokens - report.resumed_tokens
+            computed = max(0, new_tokens - generated.said_before)
         reused = prompt - computed
         kept = BLOCK_TOKENS * min(
             prompt // BLOCK_TOKENS, len(session.workspace.thread(self._thread).line)

@@ -84,7 +84,7 @@ ANTHROPIC: dict[str, Bad] = {
     "max_tokens below 0": Bad(400, {"max_tokens": -5}),
     "max_tokens beyond all measure": Bad(200, {"max_tokens": 10**15}),
     "max_tokens as a word": Bad(400, {"max_tokens": "many"}),
-    "top_p 0": Bad(400, {"top_p": 0}),
+    "top_p 0": Bad(200, {"top_p": 0}),
     "top_p 2": Bad(400, {"top_p": 2}),
     "top_k -1": Bad(400, {"top_k": -1}),
     "a temperature of 99": Bad(400, {"temperature": 99}),
@@ -191,7 +191,7 @@ RESPONSE_ITEMS: dict[str, Bad] = {
     "a response that is not stored": Bad(400, {"previous_response_id": "resp_1"}),
     "an assistant's message last": Bad(200, {"input": turns("Count.", "One, two,")}),
     "max_output_tokens 0": Bad(400, {"max_output_tokens": 0}),
-    "top_p 0": Bad(400, {"top_p": 0}),
+    "top_p 0": Bad(200, {"top_p": 0}),
 }
 
 CASES = [

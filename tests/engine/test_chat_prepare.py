@@ -120,6 +120,11 @@ def test_sampling_is_spelled_as_the_engine_does(model: Model) -> None:
     assert "max_new_tokens" not in sampling
 
 
+def test_no_mass_to_draw_from_is_the_likeliest_token(model: Model) -> None:
+    sampling = model.told().prepare(call(sampling=Sampling(top_p=0.0, temperature=0.9))).sampling
+    assert (sampling["temperature"], sampling["top_p"]) == (0.0, 1.0)
+
+
 def test_what_a_client_leaves_open_is_left_to_the_model(smollm2: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(smollm2 / name, tmp_path)

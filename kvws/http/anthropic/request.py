@@ -19,7 +19,6 @@ from kvws.http.anthropic.part import Part
 from kvws.http.anthropic.tools import read_tool_choice, read_tools
 
 _TEMPERATURE_MAX = 2.0
-_TOP_P_MIN = 1e-6
 
 
 def read_call(body: object) -> ModelCall:
@@ -64,7 +63,7 @@ def _sampling(body: Part) -> Sampling:
     stops = body.get("stop_sequences").elements("a list of texts")
     return Sampling(
         temperature=body.get("temperature").number(0, _TEMPERATURE_MAX),
-        top_p=body.get("top_p").number(_TOP_P_MIN, 1),
+        top_p=body.get("top_p").number(0, 1),
         top_k=body.get("top_k").integer(0) or None,
         stop=tuple(text for stop in stops if (text := stop.text())),
     )

@@ -95,9 +95,6 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
 def _sampling(body: Mapping[str, Any], dropped: Counter[str]) -> Sampling:
     temperature = number_of(body.get("temperature"), "temperature", 0, 2)
     top_p = number_of(body.get("top_p"), "top_p", 0, 1)
-    if top_p == 0:
-        # Nothing but the likeliest token: that is a temperature of 0, which engines understand.
-        temperature, top_p = 0.0, None
     top_k = integer_of(body.get("top_k"), "top_k", -1, _MAX_TOKENS)
     penalty = number_of(body.get("repetition_penalty"), "repetition_penalty", 0, 2)
     if penalty == 0:

@@ -65,7 +65,7 @@ def test_a_body_that_is_no_object_is_refused(body: object) -> None:
         ({"temperature": -0.1}, "temperature", "from 0 to 2"),
         ({"temperature": "hot"}, "temperature", "from 0 to 2"),
         ({"temperature": float("nan")}, "temperature", "from 0 to 2"),
-        ({"top_p": 0}, "top_p", "to 1"),
+        ({"top_p": -0.1}, "top_p", "to 1"),
         ({"top_k": -1}, "top_k", "at least 0"),
         ({"stop_sequences": "END"}, "stop_sequences", "a list of texts"),
         ({"stop_sequences": ["END", 7]}, "stop_sequences.1", "a text"),
