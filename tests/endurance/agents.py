@@ -61,7 +61,7 @@ class Agent:
         self._tally = tally
         self._key = KEYS[number % len(KEYS)]
         self._session_number = 0
-        self._left: deque[tuple[str, Speech, Thread]] = deque(maxlen=3)
+        self._left: deque[tuple[str, Speech, Thread]] = deque(maxlen=1)
         self._begin_session()
 
     def _begin_session(self) -> None:
