@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ from kvws.serving.sessions import Asker, Session, Sessions, Unheard
 from kvws.session.commit import Commit
 from kvws.session.transcript import Given, place_in
 from kvws.step import StepRequest, run_step
-
-_log = logging.getLogger("kvws.serving")
 
 
 @dataclass(frozen=True)
