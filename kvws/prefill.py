@@ -196,6 +196,9 @@ class EngineStep:
             known = len(workspace.continuation(line, tail))
             numbers = workspace.allocate(line, tail)
             workspace.announce(numbers[known:])
+            # A rank may store a block the moment it is named: by then the log must tell of it, or
+            # after a kill its number would stand for nothing, and be lost.
+            await workspace.journal.written()
             pages = prompt.new_pages(generated)
             named = [(name, n, at) for (name, at), n in zip(pages, numbers, strict=True)]
             try:
