@@ -61,7 +61,7 @@ def replay(
     resume: bool,
     **flags: Any,
 ) -> None:
-    """Replay a recorded TRACE: Claude Code JSONL, mini-swe-agent or OpenAI chat JSON, .xz too."""
+    """Replay a recorded TRACE: Claude Code, OpenHands, (mini-)SWE-agent, OpenAI chat, .xz too."""
     settings = resolve_settings(flags).settings
     limits = settings.limits()
     if resume and not settings.disk_dir:

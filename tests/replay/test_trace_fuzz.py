@@ -20,14 +20,17 @@ KEYS = st.sampled_from(
         *("id", "model", "name", "input", "subtype", "data", "text", "tool_use_id"),
         *("isApiErrorMessage", "messages", "raw_messages", "traj", "response", "choices"),
         *("tools", "tool_calls", "function", "arguments", "function_call", "tool_call_id"),
-        *("info", "mini_version", "trajectory_format"),
+        *("info", "mini_version", "trajectory_format", "history", "trajectory", "agent"),
+        *("action", "observation", "args", "extras", "thought", "source", "cause", "outputs"),
+        *("tool_call_metadata", "model_response", "tool_call_ids", "is_demo", "query"),
     ]
 )
 WORDS = st.sampled_from(
     [
         *("user", "assistant", "system", "tool", "exit", "progress", "agent_progress"),
         *("compact_boundary", "text", "image", "tool_use", "tool_result", "thinking"),
-        *("<synthetic>", "mini-swe-agent-1", "u1", "u2", "m1", "m2"),
+        *("<synthetic>", "mini-swe-agent-1", "u1", "u2", "m1", "m2", "agent", "run", "recall"),
+        *("message", "null", "condensation", "finish", "delegate"),
     ]
 )
 SCALARS = st.one_of(WORDS, WORDS, st.none(), st.booleans(), st.integers(), st.floats(), st.text())
@@ -85,6 +88,86 @@ RECORD = st.fixed_dictionaries(
         "trajectory_format": WORDS,
     },
 )
+METADATA = st.fixed_dictionaries(
+    {"tool_call_id": WORDS, "function_name": st.one_of(WORDS, VALUES)},
+    optional={
+        "model_response": st.one_of(
+            VALUES,
+            st.fixed_dictionaries(
+                {
+                    "id": st.one_of(IDS, VALUES),
+                    "choices": st.lists(st.fixed_dictionaries({"message": MESSAGE}), max_size=2),
+                }
+            ),
+        )
+    },
+)
+DETAILS = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": VALUES,
+        "command": WORDS,
+        "thought": VALUES,
+        "hidden": st.booleans(),
+        "metadata": VALUES,
+        "microagent_knowledge": VALUES,
+        "forgotten_event_ids": st.one_of(st.lists(st.integers(0, 8)), VALUES),
+        "forgotten_events_start_id": st.one_of(st.integers(0, 8), VALUES),
+        "forgotten_events_end_id": st.one_of(st.integers(0, 8), VALUES),
+        "summary": st.one_of(WORDS, VALUES),
+        "summary_offset": st.one_of(st.integers(-2, 9), VALUES),
+        "tools": VALUES,
+    },
+)
+ACTIONS = st.sampled_from(["system", "message", "run", "run", "recall", "condensation", "finish"])
+EVENT = st.one_of(
+    st.fixed_dictionaries(
+        {"action": st.one_of(ACTIONS, ACTIONS, WORDS)},
+        optional={
+            "id": st.one_of(st.integers(0, 8), VALUES),
+            "source": st.one_of(st.sampled_from(["agent", "user"]), VALUES),
+            "args": st.one_of(DETAILS, VALUES),
+            "tool_call_metadata": st.one_of(METADATA, METADATA, VALUES),
+        },
+    ),
+    st.fixed_dictionaries(
+        {"observation": st.one_of(ACTIONS, WORDS), "content": VALUES},
+        optional={
+            "id": st.one_of(st.integers(0, 8), VALUES),
+            "cause": st.one_of(st.integers(0, 8), VALUES),
+            "extras": st.one_of(DETAILS, VALUES),
+            "tool_call_metadata": st.one_of(METADATA, VALUES),
+        },
+    ),
+)
+EVENTS = st.lists(st.one_of(EVENT, EVENT, st.lists(EVENT, max_size=2), VALUES), max_size=10)
+RUN = st.fixed_dictionaries({"history": EVENTS}, optional={"instruction": VALUES})
+ENTRY = st.builds(
+    lambda message, more: {**message, **more},
+    MESSAGE,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "agent": st.one_of(WORDS, VALUES),
+            "is_demo": st.one_of(st.booleans(), VALUES),
+            "tool_call_ids": st.one_of(st.lists(WORDS, max_size=2), VALUES),
+        },
+    ),
+)
+STEP = st.fixed_dictionaries(
+    {"observation": VALUES},
+    optional={
+        "action": st.one_of(WORDS, VALUES),
+        "response": st.one_of(WORDS, VALUES),
+        "thought": VALUES,
+        "query": st.one_of(st.lists(ENTRY, max_size=3), VALUES),
+        "messages": VALUES,
+    },
+)
+TRAJECTORY = st.fixed_dictionaries(
+    {"trajectory": st.lists(st.one_of(STEP, STEP, VALUES), max_size=4)},
+    optional={"history": st.one_of(st.lists(ENTRY, max_size=6), VALUES)},
+)
 
 
 def check(data: bytes) -> bool:
@@ -115,6 +198,12 @@ def test_random_bytes(data: bytes, start: bytes) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(VALUES, RECORD, st.lists(RECORD, max_size=3)))
 def test_random_documents(value: Any) -> None:
+    event(f"a trace: {check(json.dumps(value).encode())}")
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.one_of(RUN, EVENTS, TRAJECTORY))
+def test_random_runs(value: Any) -> None:
     event(f"a trace: {check(json.dumps(value).encode())}")
 
 
@@ -156,7 +245,39 @@ CHAT: list[Any] = [
         "response": {"choices": [{"message": {"role": "assistant", "content": "Done."}}]},
     }
 ]
-SESSIONS = st.sampled_from([TRANSCRIPT, CHAT])
+ANSWER: dict[str, Any] = {"content": "Hm.", "tool_calls": [{"id": "t", "function": {}}]}
+RESPONSE: dict[str, Any] = {"id": "r", "choices": [{"message": ANSWER}]}
+TURN: dict[str, Any] = {"tool_call_id": "t", "function_name": "f", "model_response": RESPONSE}
+OPENHANDS: list[Any] = [
+    {
+        "instruction": "Go.",
+        "history": [
+            {"id": 0, "source": "agent", "action": "system", "args": {"tools": [{"a": "b"}]}},
+            {"id": 1, "source": "user", "action": "message", "args": {"content": "Go."}},
+            {"id": 2, "source": "agent", "action": "run", "args": {}, "tool_call_metadata": TURN},
+            {"id": 3, "cause": 2, "observation": "run", "content": "x", "extras": {}},
+            {
+                "action": "condensation",
+                "args": {"forgotten_event_ids": [2], "summary": "s", "summary_offset": 1},
+            },
+            {"action": "run", "command": "ls", "thought": "Hm."},
+            [{"observation": "null"}, {"action": "finish", "outputs": {"content": "Done."}}],
+        ],
+    }
+]
+SWE_AGENT: list[Any] = [
+    {
+        "trajectory": [{"action": "a", "observation": "x", "response": "a"}],
+        "history": [
+            {"role": "system", "content": "s", "agent": "main"},
+            {"role": "user", "content": [{"type": "text", "text": "Go."}], "is_demo": True},
+            {"role": "assistant", "tool_calls": [{"id": "t", "function": {"name": "f"}}]},
+            {"role": "tool", "tool_call_ids": ["t"], "content": "x", "agent": "main"},
+        ],
+    }
+]
+SEEDS = (TRANSCRIPT, CHAT, OPENHANDS, SWE_AGENT)
+SESSIONS = st.sampled_from(SEEDS)
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -167,7 +288,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def test_the_seeds_of_the_mutations_are_valid() -> None:
-    for session in (TRANSCRIPT, CHAT):
+    for session in SEEDS:
         for pack in (bytes, lzma.compress, gzip.compress):
             assert check(pack(as_lines(session)))
 

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Protocol
 
 from kvws.errors import TraceError
-from kvws.replay.loaders import claude_code, kvws_record, mini_swe_agent, openai_chat
+from kvws.replay.loaders import (
+    claude_code,
+    kvws_record,
+    mini_swe_agent,
+    openai_chat,
+    openhands,
+    swe_agent,
+)
 from kvws.replay.loaders.source import (
     SUPPORTED_HINT,
     Document,
@@ -30,7 +37,14 @@ class _Loader(Protocol):
 
 
 # The more specific first: a mini-swe-agent trajectory is also a chat log.
-_LOADERS: tuple[_Loader, ...] = (kvws_record, claude_code, mini_swe_agent, openai_chat)
+_LOADERS: tuple[_Loader, ...] = (
+    kvws_record,
+    claude_code,
+    mini_swe_agent,
+    swe_agent,
+    openhands,
+    openai_chat,
+)
 _SUFFIXES = (".xz", ".gz", ".json", ".jsonl", ".traj")
 
 

@@ -17,7 +17,8 @@ MAX_TRACE_BYTES = 1 << 30
 MAX_XZ_MEMORY_BYTES = 256 << 20
 SUPPORTED_HINT = (
     "supported: recordings of `kvws serve`, Claude Code transcripts (JSON lines), "
-    "mini-swe-agent trajectories and OpenAI-style chat logs, plain or compressed with xz or gzip"
+    "mini-swe-agent and SWE-agent trajectories, OpenHands v0 runs and OpenAI-style chat logs, "
+    "plain or compressed with xz or gzip"
 )
 
 _XZ_MAGIC = b"\xfd7zXZ\x00"
