@@ -45,6 +45,8 @@ class Settings:
         port: of the endpoint; 0 for any that is free.
         tool_parser: how the model writes tool calls, as SGLang names it, or "auto".
         reasoning_parser: how it writes its reasoning, likewise.
+        signals: what blocks are chosen by: "auto", or names with commas between them.
+        profile: file of the model's retrieval profile, or "auto" to look for it.
     """
 
     model: str = "smollm2"
@@ -66,6 +68,8 @@ class Settings:
     port: int = 7788
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    signals: str = "auto"
+    profile: str = "auto"
 
     @property
     def host_bytes(self) -> int | None:

@@ -27,6 +27,7 @@ from kvws.http.replies import Dialects
 from kvws.http.responses import RESPONSES
 from kvws.http.server import serve
 from kvws.limits import Limits
+from kvws.recall.recipe import Recipe
 from kvws.serving.assemble import assemble_service
 from kvws.serving.garbage import freeze_what_is_loaded
 from kvws.session.identity import identify
@@ -46,12 +47,14 @@ class Endpoint:
         model_path: str | Path,
         settings: Settings,
         limits: Limits,
+        recipe: Recipe,
         options: FrontOptions,
         recorder: Recorder | None,
     ) -> None:
         self.service = assemble_service(
             running.engine,
             limits,
+            recipe,
             answer_format=running.answer_format,
             model_path=model_path,
             name=settings.model,

@@ -2,6 +2,7 @@
 
 KvwsError                      something kvws can explain; carries a hint and an HTTP status
 ├── ConfigError                a setting is missing, unknown or contradicts another one
+│   └── ProfileError           a retrieval profile is broken, or of another model
 ├── TraceError                 a recorded session cannot be read
 ├── ModelError                 a model folder is missing or broken
 │   └── UnsupportedModel       its attention or position encoding cannot be relocated
@@ -59,6 +60,10 @@ class ConfigError(KvwsError):
     """A setting is missing, unknown or contradicts another one."""
 
     http_status = 400
+
+
+class ProfileError(ConfigError):
+    """A retrieval profile cannot be read, contradicts itself, or is of another model."""
 
 
 class TraceError(KvwsError):

@@ -1,10 +1,12 @@
-"""Recall: probe the query, score all blocks, plan the next view, and ask behind it."""
+"""Recall: probe the query, score all blocks, choose and plan the next view, and ask behind it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,9 @@ from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.prefill import EngineStep
 from kvws.recall.plan import plan_view
+from kvws.recall.recipe import SignalName
 from kvws.recall.regions import Regions, blocks_of
+from kvws.recall.selector import Asked
 from kvws.recall.spans import PromptSpans, Span
 from kvws.recall.view import Prompt
 from kvws.session.ingest import current_view, window
@@ -27,6 +31,9 @@ Answer = AsyncGenerator[Chunk, None]
 
 _TASK_BLOCKS = 2
 """A probe asks with so much of the task again: enough to weigh as much as a short tool result."""
+
+_READ_AT_ONCE_BLOCKS = 64
+"""A few milliseconds of the event loop."""
 
 
 @dataclass(frozen=True)
@@ -139,24 +146,39 @@ async def recall(
                 budget_blocks=limits.budget_blocks,
             )
             candidates = _candidates(regions, line, question.tokens, workspace, thread)
+        selector = workspace.selector
+        with ms.measure("plan"):
+            await _read_new_blocks(workspace)
+        score = partial(
+            engine.score,
+            workspace=workspace.name,
+            candidates=candidates.tobytes(),
+            first_positions=workspace.first_positions[: len(candidates)].tobytes(),
+            query_first=BLOCK_TOKENS * len(line) - (len(asked) - len(question.tokens)),
+            content_rows=selector.content_rows(asked).tobytes(),
+        )
         with ms.measure("score"):
-            scores = await engine.score(rid, workspace.name, candidates.tobytes())
+            scores = await score(rid)
         if scores.rows != len(asked):
             await probe.aclose()
-            scores = await _probe_every_row(step, prompt, candidates, workspace, engine, report)
+            scores = await _probe_every_row(step, prompt, score, engine, report)
             speculative = False
 
         with ms.measure("plan"):
+            by_signal = {SignalName(name): found for name, found in scores.by_signal.items()}
+            budget = limits.budget_blocks
+            competing = Asked(line, asked, regions, candidates, frozenset(held), budget)
+            choice = selector.choose(competing, by_signal)
             plan = plan_view(
                 current=held,
                 regions=regions,
-                candidates=np.flatnonzero(candidates),
-                scores=scores.by_block,
+                chosen=choice.chosen,
                 budget_blocks=limits.budget_blocks,
                 room_blocks=question.room_blocks,
             )
         report.recalled, report.unchanged = True, plan.unchanged
         report.decisions = plan.decisions
+        report.signals = tuple(signal.value for signal in choice.signals)
         report.shrunk = {part.value: blocks for part, blocks in regions.shrunk.items()}
         if plan.unchanged and speculative:
             on_leaving.pop_all()
@@ -170,8 +192,7 @@ async def recall(
 async def _probe_every_row(
     step: EngineStep,
     prompt: Prompt,
-    candidates: npt.NDArray[np.uint8],
-    workspace: Workspace,
+    score: Callable[[str], Awaitable[Scores]],
     engine: Engine,
     report: StepReport,
 ) -> Scores:
@@ -186,13 +207,22 @@ async def _probe_every_row(
         await engine.watch_queries(rid, prompt.view.tokens)
         async for _ in step.run(prompt, rid=rid, max_new_tokens=0, compute_all=True):
             pass
-    scores = await engine.score(rid, workspace.name, candidates.tobytes())
+    scores = await score(rid)
     if scores.rows != wanted:
         raise SelfCheckFailed(
             f"the tap delivered {scores.rows} of {wanted} query rows",
             hint="the kvws plugin does not see this model's attention; restart the engine",
         )
     return scores
+
+
+async def _read_new_blocks(workspace: Workspace) -> None:
+    """Let the selector know what blocks say that it has not read; after a restart they are many,
+    and others shall have their turns meanwhile."""
+    more = True
+    while more:
+        more = not workspace.selector.catch_up(workspace, _READ_AT_ONCE_BLOCKS)
+        await asyncio.sleep(0)
 
 
 def _task_again(

@@ -1,8 +1,8 @@
 """What the front costs per step in a session of a million tokens, without any engine.
 
 Everything a step does between the client's bytes and the engine: read the body, find what is
-known of it, render what is new, align it with the log, lay out regions, plan the view, and write
-an answer's frames.
+known of it, render what is new, align it with the log, read what new blocks say, choose among all,
+plan the view, and write an answer's frames.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from kvws.chat.answer import Finished, Text, Usage
 from kvws.chat.call import ModelCall
 from kvws.chat.message import Message
 from kvws.chat.render import ChatRenderer
+from kvws.chat.spelling import spelling_of
 from kvws.http.anthropic import ANTHROPIC
 from kvws.http.sse import frame
 from kvws.limits import Limits
 from kvws.recall.plan import plan_view
+from kvws.recall.recipe import FUSED
 from kvws.recall.regions import Regions
+from kvws.recall.selector import Asked, Selector
 from kvws.serving.garbage import freeze_what_is_loaded
 from kvws.serving.placing import Placer
 from kvws.serving.prompts import PromptBuilder
@@ -40,7 +43,14 @@ from kvws.session.identity import identify
 from kvws.session.transcript import Given, Landmarks, Transcript, place_in
 from kvws.session.workspace import Workspace
 
-PARTS = ("read the body", "place the prompt", "align", "plan the view", "write the answer")
+PARTS = (
+    "read the body",
+    "place the prompt",
+    "align",
+    "read new blocks",
+    "choose and plan",
+    "write the answer",
+)
 
 _WORDS_A_MESSAGE = 800
 _TEXT = (
@@ -127,6 +137,7 @@ class _Session:
         self._placer = Placer(self._builder, self.executor)
         self._transcript = Transcript()
         self._workspace = Workspace("front")
+        self._workspace.selector = Selector(FUSED, spelling_of(self._renderer))
         self._thread = self._workspace.thread("main")
         self._rng = random.Random(7)  # noqa: S311 - the same words in every run
         schema = {"type": "object", "properties": {"path": {"type": "string"}}}
@@ -192,6 +203,7 @@ class _Session:
         place = place_in(numbers, 0, tokens, len(tokens), Landmarks(), {}, {})
         digests = self._builder.digests("main", call.messages)
         self._transcript.learn(digests[-1], place, None)
+        self._workspace.selector.catch_up(self._workspace, len(numbers))
 
     async def step(self, cost: FrontCost) -> None:
         """One step: the agent says something, its tool answers, the client asks."""
@@ -206,24 +218,30 @@ class _Session:
         with cost.measure("align"):
             aligned = self._workspace.align(placed.tokens, placed.behind)
         line = aligned.line
-        scores = np.random.default_rng(7).random(self._workspace.block_count)
-        with cost.measure("plan the view"):
+        # What the ranks would say.
+        noise = np.random.default_rng(7).random((2, self._workspace.block_count))
+        by_rank_signal = dict(zip(FUSED.rank_signals, noise, strict=True))
+        selector, budget_blocks = self._workspace.selector, self._limits.budget_blocks
+        with cost.measure("read new blocks"):
+            selector.catch_up(self._workspace, self._workspace.block_count)
+        with cost.measure("choose and plan"):
             regions = Regions.of_prompt(
                 line,
                 placed.spans,
                 sink_blocks=self._limits.sink_blocks,
                 recent_blocks=self._limits.recent_blocks,
-                budget_blocks=self._limits.budget_blocks,
+                budget_blocks=budget_blocks,
             )
             mask = np.frombuffer(self._workspace.recallable("main", line), dtype=np.uint8).copy()
             mask[list(regions.fixed)] = 0
+            held = frozenset(self._thread.view)
+            asked = Asked(line, aligned.pending, regions, mask, held, budget_blocks)
             plan_view(
                 current=self._thread.view,
                 regions=regions,
-                candidates=np.flatnonzero(mask),
-                scores=scores,
-                budget_blocks=self._limits.budget_blocks,
-                room_blocks=self._limits.budget_blocks,
+                chosen=selector.choose(asked, by_rank_signal).chosen,
+                budget_blocks=budget_blocks,
+                room_blocks=budget_blocks,
             )
         with cost.measure("write the answer"):
             writer = ANTHROPIC.writer(call)

@@ -17,6 +17,8 @@ from kvws.blocks.key import BLOCK_TOKENS
 from kvws.engine.client import SglangEngine
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
+from kvws.recall.recipe import Recipe
+from kvws.recall.selector import Selector
 from kvws.replay.baselines import cold_text_ms
 from kvws.session.workspace import Workspace
 from kvws.step import StepRequest, finish_step, run_step
@@ -55,6 +57,7 @@ async def measure_recall(
     view_tokens: int,
     reserve_tokens: int,
     repetitions: int,
+    recipe: Recipe,
     progress: Callable[[str], None],
     *,
     seed: int = 0,
@@ -70,10 +73,10 @@ async def measure_recall(
     cost = RecallCost(view_tokens)
 
     progress(f"view {view_tokens}: filling two workspaces")
-    large = _Session("bench-large", engine, tight, rng)
+    large = _Session("bench-large", engine, tight, recipe, rng)
     await large.grow(view_tokens + max(view_tokens // 4, 8 * BLOCK_TOKENS))
     await large.step()  # leaves the sliding view of the filling behind
-    exact = _Session("bench-exact", engine, roomy, rng)
+    exact = _Session("bench-exact", engine, roomy, recipe, rng)
     await exact.grow(view_tokens)
 
     for repetition in range(repetitions):
@@ -127,9 +130,15 @@ class _Session:
     """A session of random tokens that grows by one query a step."""
 
     def __init__(
-        self, name: str, engine: SglangEngine, limits: Limits, rng: random.Random
+        self,
+        name: str,
+        engine: SglangEngine,
+        limits: Limits,
+        recipe: Recipe,
+        rng: random.Random,
     ) -> None:
         self.workspace = Workspace(name)
+        self.workspace.selector = Selector(recipe)
         self._engine = engine
         self._limits = limits
         self._rng = rng

@@ -254,8 +254,9 @@ class _Disk:
         self._threads = threads
         self._run_blocks = run_blocks
         self._slot_bytes = geometry.slot_bytes + FOOTER_BYTES
-        self._row = memoryview(bytes(geometry.row_bytes))
-        shape = StoreShape(geometry.slot_bytes, geometry.row_bytes, "exact")
+        row_bytes = geometry.layers * geometry.kv_heads * geometry.head_dim * 2
+        self._row = memoryview(bytes(row_bytes))
+        shape = StoreShape(geometry.slot_bytes, row_bytes, "exact", "mean-k/f16")
         self._store = BlockStore.open(storage, directory / "rank-0", shape, _Unlimited())
         self._raw: File | None = None
 

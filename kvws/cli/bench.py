@@ -37,15 +37,16 @@ def recall(views: tuple[int, ...], repetitions: int, **flags: Any) -> None:
     reserve = max(settings.reserve, 4 * QUERY_TOKENS)
     limits = Limits(largest, reserve, settings.sink, largest // 4, QUERY_TOKENS)
     # Room for the text prompts beside the views: recall is measured with its view on the device.
-    start = replace(
-        engine_settings(settings, limits),
-        device_tokens=4 * limits.context_tokens,
-        disk_dir=None,
-    )
+    start, chosen_by = engine_settings(settings, limits)
+    start = replace(start, device_tokens=4 * limits.context_tokens, disk_dir=None)
     errors = Console(stderr=True)
     with running_engine(start) as running:
         costs = [
-            running.run(measure_recall(running.engine, view, reserve, repetitions, errors.print))
+            running.run(
+                measure_recall(
+                    running.engine, view, reserve, repetitions, chosen_by.recipe, errors.print
+                )
+            )
             for view in views
         ]
     Console().print(recall_table(costs))
@@ -66,8 +67,9 @@ def stage_out(chunk_tokens: int, chunks: int, rounds: int, **flags: Any) -> None
     limits = Limits(tokens, max(settings.reserve, 256), 32, tokens // 4, 128)
     errors = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="kvws-bench-", dir=_work_folder(settings)) as folder:
+        start, _ = engine_settings(settings, limits)
         start = replace(
-            engine_settings(settings, limits),
+            start,
             device_tokens=4 * limits.context_tokens,
             disk_dir=Path(folder) / "store",
         )

@@ -8,7 +8,9 @@ import click
 
 from kvws import __version__
 from kvws.cli.bench import bench
+from kvws.cli.calibrate import calibrate
 from kvws.cli.config import config
+from kvws.cli.eval import evaluate
 from kvws.cli.replay import replay
 from kvws.cli.run import run
 from kvws.cli.serve import serve
@@ -39,7 +41,9 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(calibrate)
 main.add_command(config)
+main.add_command(evaluate)
 main.add_command(replay)
 main.add_command(run)
 main.add_command(serve)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from kvws.cli.selecting import Selecting, selecting
 from kvws.config import Settings
 from kvws.engine.settings import EngineSettings
 from kvws.errors import ConfigError
@@ -44,6 +45,8 @@ _SETTINGS = (
         type=click.Choice(get_args(Backend)),
         help="What moves blocks to and from disk.",
     ),
+    click.option("--signals", help="What blocks are chosen by: auto, or names with commas."),
+    click.option("--profile", help="The model's retrieval profile, or auto (kvws calibrate)."),
     click.option("--threads", type=int, help="Compute threads of the engine on a CPU."),
 )
 
@@ -55,12 +58,15 @@ def settings_options(command: Command) -> Command:
     return command
 
 
-def engine_settings(settings: Settings, limits: Limits) -> EngineSettings:
+def engine_settings(settings: Settings, limits: Limits) -> tuple[EngineSettings, Selecting]:
     """Resolve the model and check that the limits fit it, before an engine is started.
+
+    Returns:
+        (how to start the engine, how views are chosen with it).
 
     Raises:
         ModelError, UnsupportedModel: the model is not there, or its keys cannot be relocated.
-        ConfigError: budget + reserve exceed the model's positions.
+        ConfigError: budget + reserve exceed the model's positions; or as `selecting`.
     """
     model = resolve_model(settings.model)
     if isinstance(model, Path):
@@ -72,7 +78,8 @@ def engine_settings(settings: Settings, limits: Limits) -> EngineSettings:
                 f"{settings.model} has {positions}",
                 hint="lower --budget or --reserve",
             )
-    return EngineSettings(
+    chosen_by = selecting(settings, model)
+    start = EngineSettings(
         model=model,
         context_tokens=limits.context_tokens,
         name=settings.model,
@@ -85,4 +92,7 @@ def engine_settings(settings: Settings, limits: Limits) -> EngineSettings:
         threads=settings.threads or None,
         tool_call_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
+        signals=chosen_by.recipe.rank_signals,
+        profile=chosen_by.profile,
     )
+    return start, chosen_by

@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvws.cli.options import engine_settings, settings_options
 from kvws.config import resolve_settings
 from kvws.errors import ConfigError
+from kvws.recall.recipe import recipe_named
+from kvws.replay.explain import explain, print_explanation, require_steps
 from kvws.replay.loaders import load_trace
 from kvws.replay.report import as_json, print_report, require_writable, write_json
 from kvws.replay.run import ReplayedStep, ReplayOptions, SessionReplay, workspace_name
@@ -48,6 +50,14 @@ from kvws.replay.watching import watched_steps
     type=click.Path(path_type=Path),
     help="Append a line of JSON there as each step ends.",
 )
+@click.option(
+    "--explain",
+    "explained",
+    type=int,
+    multiple=True,
+    metavar="STEP",
+    help="Say why each block is in the view of that step; may be given several times.",
+)
 @click.option("--resume", is_flag=True, help="Go on with a replay that --disk-dir has.")
 def replay(
     trace: Path,
@@ -58,6 +68,7 @@ def replay(
     compare_every: int,
     json_path: Path | None,
     lines_path: Path | None,
+    explained: tuple[int, ...],
     resume: bool,
     **flags: Any,
 ) -> None:
@@ -77,14 +88,22 @@ def replay(
         generate_tokens=generate,
         compare_every=compare_every if compare else 0,
     )
-    name = workspace_name(session, trace.read_bytes(), settings.model, limits, options)
-    start = engine_settings(settings, limits)
+    require_steps(explained, options.planned_steps(session))
+    start, chosen_by = engine_settings(settings, limits)
+    recipe = chosen_by.recipe
+    name = workspace_name(session, trace.read_bytes(), settings.model, limits, options, recipe)
 
     from kvws.chat.render import ChatRenderer
+    from kvws.chat.spelling import spelling_of
     from kvws.engine.launch import running_engine
+    from kvws.recall.selector import Selector
 
+    renderer = ChatRenderer(start.model)
+    spelling = spelling_of(renderer)
     steps: list[ReplayedStep] = []
     errors = Console(stderr=True)
+    if chosen_by.notice:
+        errors.print(chosen_by.notice)
     with _progress(errors) as progress:
         task = progress.add_task("starting the engine", total=None)
         with running_engine(start) as running:
@@ -94,10 +113,11 @@ def replay(
             async def run_all() -> tuple[SessionReplay, dict[str, float]]:
                 run = await SessionReplay.open(
                     session,
-                    ChatRenderer(start.model),
+                    renderer,
                     running.engine,
                     limits,
                     options,
+                    selector=Selector(recipe, spelling),
                     name=name,
                     store=running.store,
                     identity=running.identity,
@@ -134,6 +154,19 @@ def replay(
             token_bytes=token_bytes,
         )
         write_json(json_path, report)
+    require_steps(explained, len(steps))
+    for step in (steps[number - 1] for number in explained):
+        found = explain(
+            step.number,
+            step.report,
+            run.question(step),
+            run.workspace,
+            spelling,
+            limits,
+            wanted=recipe_named(settings.signals),
+            recipe=recipe,
+        )
+        print_explanation(console, found)
 
 
 def _progress(console: Console) -> Progress:

@@ -75,15 +75,19 @@ def serve(
             f"a window of {settings.window} tokens is smaller than the engine's own context",
             hint=f"set --window to {limits.context_tokens} or more",
         )
-    start = engine_settings(settings, limits)
+    start, chosen_by = engine_settings(settings, limits)
 
     from kvws.endpoint import Endpoint
     from kvws.engine.launch import running_engine
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"starting {settings.model} …")
+    if chosen_by.notice:
+        console.print(chosen_by.notice)
     with running_engine(start) as running:
-        endpoint = Endpoint(running, start.model, settings, limits, options, recorder)
+        endpoint = Endpoint(
+            running, start.model, settings, limits, chosen_by.recipe, options, recorder
+        )
 
         def ready(base_url: str) -> None:
             if ready_file is not None:

@@ -11,11 +11,10 @@ from kvws.blocks.key import BLOCK_TOKENS
 from kvws.blocks.ledger import OpenStep
 from kvws.blocks.table import Residency
 from kvws.errors import HostTierFull
-from kvws.kernels.mean_k import mean_rotated, raw_rotation
-from kvws.kernels.rotary import RotaryTable, tables_on
-from kvws.recall.index import MeanKIndex
+from kvws.recall.index import BlockIndex
+from kvws.recall.signals.enabled import EnabledSignals
 from kvws.tiers.durable import DurableBlocks
-from kvws.tiers.repository import Repository, importance_of
+from kvws.tiers.repository import Repository
 
 Named = Sequence[tuple[str, int, int]]
 """(page hash, block number, index of the page in its prompt), in log order."""
@@ -45,13 +44,13 @@ class Adoption:
         self,
         repository: Repository,
         durable: DurableBlocks | None,
-        rotary: Sequence[RotaryTable],
-        index_of: Callable[[str], MeanKIndex],
+        signals: EnabledSignals,
+        index_of: Callable[[str], BlockIndex],
     ) -> None:
         """`index_of`: a workspace's index, created at first use."""
         self._repository = repository
         self._durable = durable
-        self._rotary = tables_on(rotary, torch.device("cpu"))  # where staged pages are
+        self._signals = signals
         self._index_of = index_of
 
     def adopt(self, step: OpenStep, named: Named) -> list[int]:
@@ -87,7 +86,7 @@ class Adoption:
                 copied.append(copy)
             repository.host.free_pages_of(list(step.staged.values()))
         # Nobody else knows these pages yet, so the scheduler need not wait for the arithmetic.
-        rows = dict(zip((block.number for block in computed), self._means(computed), strict=True))
+        rows = dict(zip((block.number for block in computed), self._rows(computed), strict=True))
         blocks = self._settle(step, computed)
         for copy in copied:
             blocks[copy.number], rows[copy.number] = copy.residency, copy.row
@@ -132,24 +131,16 @@ class Adoption:
             repository.unpin([twin])
         repository.host.copy(twin.slot, slot)
         residency = Residency(page_hash, slot, twin.first_position)
-        return _CopiedBlock(number, residency, row.clone())
+        return _CopiedBlock(number, residency, row)
 
-    def _means(self, blocks: Sequence[_ComputedBlock]) -> list[torch.Tensor]:
-        """Mean raw K per block: [layers, kv_heads, head_dim] float32, contiguous."""
-        if not blocks:
-            return []
-        pages = torch.tensor([block.page for block in blocks])
-        first = torch.tensor([block.first_position for block in blocks])
-        tables = {id(table): table for table in self._rotary}  # layers usually share one
-        to_raw = {
-            key: raw_rotation(first, BLOCK_TOKENS, table) for key, table in tables.items()
-        }
+    def _rows(self, blocks: Sequence[_ComputedBlock]) -> torch.Tensor:
+        """Index rows [blocks, row_bytes] uint8."""
         host = self._repository.host
-        per_layer = [
-            mean_rotated(host.page_keys(layer).index_select(0, pages), to_raw[id(table)])
-            for layer, table in enumerate(self._rotary)
-        ]
-        return list(torch.stack(per_layer, dim=1))
+        pages = torch.tensor([block.page for block in blocks], dtype=torch.int64)
+        first = torch.tensor([block.first_position for block in blocks], dtype=torch.int64)
+        return self._signals.rows(
+            lambda layer, some: host.page_keys(layer).index_select(0, pages[some]), first
+        )
 
     def _settle(self, step: OpenStep, computed: Sequence[_ComputedBlock]) -> dict[int, Residency]:
         """Give computed pages their place among the blocks, by block number.
@@ -190,7 +181,7 @@ class Adoption:
                 assert residency.slot is not None
                 repository.host.free([residency.slot])  # another step has become it meanwhile
                 continue
-            (residency.importance,) = importance_of(row.unsqueeze(0))
+            (residency.importance,) = self._signals.importance(row.unsqueeze(0))
             repository.add((workspace, number), residency)
             if self._durable is not None:
                 self._durable.save((workspace, number), residency, row)

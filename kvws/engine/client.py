@@ -16,6 +16,7 @@ from kvws.blocks.page import PageSource
 from kvws.engine.control_client import Ranks
 from kvws.engine.liveness import Liveness
 from kvws.engine.protocol import Chunk, ClosedStep, GenerateRequest, Scores
+from kvws.engine.scores import scores_of_ranks
 from kvws.errors import ControlError, EngineError, LoadFailed
 
 FAILED_LOAD_MESSAGE = "External KV cache load failed"
@@ -77,16 +78,25 @@ class SglangEngine:
     async def watch_queries(self, rid: str, first_position: int) -> None:
         await self._ranks.call("watch", rid=rid, first_position=first_position)
 
-    async def score(self, rid: str, workspace: str, candidates: bytes) -> Scores:
+    async def score(
+        self,
+        rid: str,
+        workspace: str,
+        candidates: bytes,
+        first_positions: bytes,
+        query_first: int,
+        content_rows: bytes = b"",
+    ) -> Scores:
         replies = await self._ranks.call(
-            "score", rid=rid, workspace=workspace, candidates=candidates
+            "score",
+            rid=rid,
+            workspace=workspace,
+            candidates=candidates,
+            first_positions=first_positions,
+            query_first=query_first,
+            content_rows=content_rows,
         )
-        rows = min(reply["rows"] for reply in replies)
-        if rows == 0:
-            return Scores(0, np.zeros(len(candidates), dtype=np.float32))
-        partial = [np.frombuffer(reply["scores"], dtype=np.float32) for reply in replies]
-        heads = sum(reply["heads"] for reply in replies)  # layers × heads over all ranks
-        return Scores(rows, np.sum(partial, axis=0) / np.float32(heads))
+        return scores_of_ranks(replies)
 
     async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
         await self._ranks.call("forget", workspace=workspace, numbers=list(blocks))
@@ -116,7 +126,7 @@ class SglangEngine:
         await self._ranks.call("check_integrity")
 
     async def inspect(self, operation: str, **arguments: Any) -> list[tuple[np.ndarray, Any]]:
-        """A tensor that every rank holds ("index_row", "block_payload", "queries"), for checks.
+        """A tensor that every rank holds ("mean_keys", "block_payload", "queries"), for checks.
 
         Returns:
             per rank (float32 array, the reply it came in).

@@ -20,7 +20,8 @@ from kvws.blocks.table import Residency
 from kvws.engine.adoption import Adoption
 from kvws.errors import ControlError, HostTierFull
 from kvws.kernels.rotary import RotaryTable
-from kvws.recall.index import MeanKIndex
+from kvws.recall.index import BlockIndex
+from kvws.recall.signals.enabled import EnabledSignals
 from kvws.tiers.device import DevicePool
 from kvws.tiers.disk import DiskTier
 from kvws.tiers.durable import DurableBlocks
@@ -58,6 +59,7 @@ class DataPlane:
         pool: DevicePool,
         rotary: Sequence[RotaryTable],
         host: HostTier,
+        signals: EnabledSignals,
         disk: DiskTier | None = None,
         *,
         on_thread_start: Callable[[], None] = lambda: None,
@@ -65,12 +67,13 @@ class DataPlane:
         """
         Args:
             rotary: the table of each layer; layers usually share one.
+            signals: what blocks are found by; those of the disk tier.
             disk: None keeps blocks in host memory only.
             on_thread_start: called first on every thread of the disk tier.
         """
         self.host = host
         self._pool = pool
-        self._rotary = list(rotary)
+        self._signals = signals
         self._repository = Repository(host)
         self._lock = self._repository.lock
         self._table = self._repository.table
@@ -86,10 +89,10 @@ class DataPlane:
             rotary,
             room_will_come=lambda: self._durable is not None and self._durable.writing,
         )
-        self._adoption = Adoption(self._repository, self._durable, rotary, self._index)
+        self._adoption = Adoption(self._repository, self._durable, signals, self._index)
         self._ledger = StepLedger()
         self._repository.is_wanted = self._ledger.wants
-        self._indexes: dict[str, MeanKIndex] = {}
+        self._indexes: dict[str, BlockIndex] = {}
         # By workspace: pages that were filled from a block computed as another page. What lies on
         # the device under such a name is a copy that was moved, never the truth of a block.
         self._relocated: dict[str, set[str]] = {}
@@ -130,14 +133,9 @@ class DataPlane:
                     self._ledger.promise(step, page_hash, index, source)
             return missing
 
-    def score(
-        self, workspace: str, queries: torch.Tensor, candidates: torch.Tensor
-    ) -> torch.Tensor:
-        """Mean-K scores summed over this rank's layers and heads: see `MeanKIndex.score`."""
-        index = self._indexes.get(workspace)
-        if index is None:
-            return torch.zeros(candidates.numel())
-        return index.score(queries, candidates)
+    def scored_index(self, workspace: str) -> BlockIndex:
+        """The workspace's index, to be asked for scores; an empty one if there is none."""
+        return self._indexes.get(workspace) or BlockIndex(self._signals)
 
     def look_ahead(self, workspace: str, numbers: Sequence[int]) -> int:
         """Bring blocks from disk to host memory that may be selected next, the likeliest first.
@@ -170,12 +168,10 @@ class DataPlane:
             self.backlogged(),
         )
 
-    def _index(self, workspace: str) -> MeanKIndex:
+    def _index(self, workspace: str) -> BlockIndex:
         index = self._indexes.get(workspace)
         if index is None:
-            shape = self.host.geometry
-            index = MeanKIndex(shape.layers, shape.kv_heads, shape.head_dim)
-            self._indexes[workspace] = index
+            index = self._indexes[workspace] = BlockIndex(self._signals)
         return index
 
     # ---- stage-out (scheduler thread) --------------------------------------------------------
@@ -359,7 +355,7 @@ class DataPlane:
     # ---- observation (control socket) --------------------------------------------------------
 
     def index_row(self, workspace: str, number: int) -> torch.Tensor | None:
-        """Mean raw K of a block: [layers, kv_heads, head_dim] float32."""
+        """Index row of a block: [row_bytes] uint8."""
         index = self._indexes.get(workspace)
         return index.read(number) if index is not None else None
 
@@ -393,7 +389,7 @@ class DataPlane:
             self._repository.check_integrity(self._ledger.staged_slots())
             for workspace, index in self._indexes.items():
                 resident = self._table.blocks_of(workspace)
-                unindexed = [n for n in resident if index.read(n) is None]
+                unindexed = [n for n in resident if n not in index]
                 assert not unindexed, f"blocks {unindexed} of {workspace} have no index row"
             workspaces = self._table.workspaces()
             assert workspaces <= self._indexes.keys(), "a workspace has blocks but no index"

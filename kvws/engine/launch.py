@@ -29,7 +29,8 @@ from kvws.engine.self_check import self_check
 from kvws.engine.settings import EngineSettings, default_disk_bytes, default_host_bytes
 from kvws.engine.startup_report import read_startup_error
 from kvws.engine.tiers import TierSettings
-from kvws.errors import EngineError, EngineStartError
+from kvws.errors import EngineError, EngineStartError, ProfileError
+from kvws.recall.profile import Profile
 from kvws.store.directory import StoreDirectory
 from kvws.store.identity import ModelIdentity
 from kvws.store.posix import PosixStorage
@@ -176,6 +177,8 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
             "linker_extra_config": {
                 "control_dir": str(control_dir),
                 "tiers": dataclasses.asdict(tiers),
+                "signals": list(settings.signals),
+                "profile": _profile_text(settings.profile),
             },
         },
     }
@@ -194,6 +197,24 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
     if device_tokens is not None:
         arguments["max_total_tokens"] = -(-device_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
     return arguments
+
+
+def _profile_text(path: Path | None) -> str:
+    """A retrieval profile as it travels to the engine processes; "" without one.
+
+    Raises:
+        ProfileError: it cannot be read.
+    """
+    if path is None:
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(
+            f"the profile {path} cannot be read: {error}",
+            hint="make it with kvws calibrate",
+        ) from error
+    return Profile.from_json(text).to_json()
 
 
 def _prepare_environment(settings: EngineSettings, control_dir: Path) -> None:

@@ -27,7 +27,7 @@ from kvws.engine.data_plane import DataPlane, QueuedLoad
 from kvws.engine.operations import Operations
 from kvws.engine.startup_report import report_startup_error
 from kvws.engine.threads import leave_cores_to_the_forward_pass
-from kvws.engine.tiers import TierSettings, open_disk, open_host
+from kvws.engine.tiers import TierSettings, open_disk, open_host, open_signals
 from kvws.errors import KvwsError, LoadFailed, UnsupportedModel
 from kvws.kernels.place import prepare as prepare_placing
 from kvws.tiers.geometry import PayloadGeometry
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 class WorkspaceLinker(UnifiedCacheLinker):
     """Serves promised view pages from lower tiers and stages computed pages out to them.
 
-    `extra_config`: {"control_dir": str, "tiers": TierSettings as a dict}.
+    `extra_config`: {"control_dir": str, "tiers": TierSettings as a dict, "signals": list of their
+    names, "profile": text of the model's retrieval profile, or ""}.
     """
 
     def __init__(
@@ -73,7 +74,16 @@ class WorkspaceLinker(UnifiedCacheLinker):
                 running_requests=server_args.max_running_requests,
             )
             prepare_placing()
-            disk = open_disk(tiers, host, plugin.rotary, rank=rank, ranks=server_args.tp_size)
+            ranks = server_args.tp_size
+            signals = open_signals(
+                config["signals"],
+                config["profile"],
+                geometry,
+                plugin.rotary,
+                rank=rank,
+                ranks=ranks,
+            )
+            disk = open_disk(tiers, host, plugin.rotary, signals, rank=rank, ranks=ranks)
         except KvwsError as error:
             report_startup_error(control_dir, error)
             raise
@@ -81,7 +91,12 @@ class WorkspaceLinker(UnifiedCacheLinker):
         self.pools = {PoolName.KV: pool}
         self.layer_done_counter = self._layers = LayerWiseLoadCounter(pool.layer_num)
         self._plane = DataPlane(
-            pool, plugin.rotary, host, disk, on_thread_start=leave_cores_to_the_forward_pass
+            pool,
+            plugin.rotary,
+            host,
+            signals,
+            disk,
+            on_thread_start=leave_cores_to_the_forward_pass,
         )
         self._queued: dict[str, QueuedLoad | None] = {}
         self._finished_offloads: deque[bool] = deque()

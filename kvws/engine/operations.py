@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
@@ -15,7 +16,9 @@ from kvws.engine.data_plane import DataPlane
 from kvws.engine.fingerprint import rotary_digest
 from kvws.engine.tap import QueryTap
 from kvws.errors import ControlError
-from kvws.kernels.rotary import RotaryTable
+from kvws.kernels.mean_k import mean_rotated
+from kvws.kernels.rotary import RotaryTable, tables_on
+from kvws.recall.signals.signal import BlockKeys
 
 
 class Operations:
@@ -39,6 +42,7 @@ class Operations:
         self._plane = plane
         self._tap = tap
         self._rotary = rotary
+        self._host_rotary = tables_on(rotary, torch.device("cpu"))
         self._allocator = allocator
         self._rank = rank
         self._weights = weights
@@ -55,7 +59,7 @@ class Operations:
             "backlogged": plane.backlogged,
             "look_ahead": plane.look_ahead,
             "drop_workspace": plane.drop_workspace,
-            "index_row": self._index_row,
+            "mean_keys": self._mean_keys,
             "block_payload": self._block_payload,
             "queries": self._queries,
             "stats": self._stats,
@@ -95,15 +99,42 @@ class Operations:
         pages = [(page_hash, tuple(Slice(*s) for s in source)) for page_hash, source in view]
         return self._plane.promise(step, pages)
 
-    def _score(self, rid: str, workspace: str, candidates: bytes) -> dict[str, Any]:
-        """`candidates`: one byte per block, non-zero where the block competes."""
+    def _score(
+        self,
+        rid: str,
+        workspace: str,
+        candidates: bytes,
+        first_positions: bytes,
+        query_first: int,
+        content_rows: bytes = b"",
+    ) -> dict[str, Any]:
+        """Scores of a watched request's queries.
+
+        Args:
+            candidates: one byte per block, non-zero where the block competes.
+            first_positions: little-endian int32 per block: of its first token in its line.
+            query_first: position of the query's first token in the line that it continues.
+            content_rows: one byte per query row, non-zero where it counts for content; empty
+                for all.
+        """
         queries = self._tap.raw_queries(rid, self._rotary)
         if queries is None:
-            return {"rows": 0, "heads": 0, "scores": b""}
-        mask = torch.frombuffer(bytearray(candidates), dtype=torch.uint8).bool()
-        scores = self._plane.score(workspace, queries, mask)
+            return {"rows": 0, "heads": 0, "scores": {}}
         layers, rows, heads, _ = queries.shape
-        return {"rows": rows, "heads": layers * heads, "scores": scores.numpy().tobytes()}
+        # Rows that were not computed are the first: the caller asks again when some are missing.
+        counts = _mask(content_rows)[-rows:] if len(content_rows) >= rows else None
+        scores = self._plane.scored_index(workspace).score(
+            queries,
+            torch.tensor(np.frombuffer(first_positions, dtype="<i4"), dtype=torch.int64),
+            query_first,
+            _mask(candidates),
+            counts,
+        )
+        return {
+            "rows": rows,
+            "heads": layers * heads,
+            "scores": {name: of_blocks.numpy().tobytes() for name, of_blocks in scores.items()},
+        }
 
     def _close_step(self, step: str, named: list[tuple[str, int, int]]) -> dict[str, Any]:
         self._tap.release(step)
@@ -113,9 +144,22 @@ class Operations:
         queries = self._tap.raw_queries(rid, self._rotary)
         return None if queries is None else _as_message(queries)
 
-    def _index_row(self, workspace: str, number: int) -> dict[str, Any] | None:
-        row = self._plane.index_row(workspace, number)
-        return None if row is None else _as_message(row.contiguous())
+    def _mean_keys(self, workspace: str, number: int) -> dict[str, Any] | None:
+        """Mean of a block's un-rotated keys, [layers, kv_heads, head_dim]."""
+        found = self._plane.block_payload(workspace, number)
+        if found is None:
+            return None
+        payload, first_position = found
+        keys = BlockKeys(
+            lambda layer: payload[0, layer].unsqueeze(0),
+            torch.tensor([first_position]),
+            self._host_rotary,
+        )
+        means = [
+            mean_rotated(keys.of_layer(layer), keys.to_raw(layer))[0]
+            for layer in range(len(self._rotary))
+        ]
+        return _as_message(torch.stack(means))
 
     def _block_payload(self, workspace: str, number: int) -> dict[str, Any] | None:
         found = self._plane.block_payload(workspace, number)
@@ -135,6 +179,11 @@ class Operations:
             "device_used_bytes": self._device_used_bytes(),
             "watched_requests": self._tap.watched,
         }
+
+
+def _mask(values: bytes) -> torch.Tensor:
+    """[values] bool: which are not zero."""
+    return torch.tensor(np.frombuffer(values, dtype=np.uint8) != 0)
 
 
 def _as_message(tensor: torch.Tensor) -> dict[str, Any]:

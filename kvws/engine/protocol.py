@@ -58,15 +58,16 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean-K scores of a probe.
+    """What a probe says of every block of the workspace.
 
     Attributes:
-        rows: query tokens whose Q was tapped.
-        by_block: the paper's R_b per block of the workspace; 0 for blocks that did not compete.
+        rows: query tokens whose Q was tapped; without any there are no scores.
+        by_signal: by the signal's name, [blocks]; 0 for blocks that did not compete. "mean-k" is
+            the paper's R_b; the others are sums over all heads.
     """
 
     rows: int
-    by_block: npt.NDArray[np.float32]
+    by_signal: Mapping[str, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,25 @@ class Engine(Protocol):
         """Tap the Q of request `rid` from a position on, until its step closes."""
         ...
 
-    async def score(self, rid: str, workspace: str, candidates: bytes) -> Scores: ...
+    async def score(
+        self,
+        rid: str,
+        workspace: str,
+        candidates: bytes,
+        first_positions: bytes,
+        query_first: int,
+        content_rows: bytes = b"",
+    ) -> Scores:
+        """Score every block for the watched queries of a request.
+
+        Args:
+            candidates: one byte per block, non-zero where it competes.
+            first_positions: little-endian int32 per block: of its first token in its line.
+            query_first: position of the query's first token in the line that it continues.
+            content_rows: one byte per query token, non-zero where it counts for content; empty
+                for all.
+        """
+        ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Stream an answer.

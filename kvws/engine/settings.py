@@ -36,6 +36,8 @@ class EngineSettings:
         disk_bytes: capacity of the disk tier; what it holds and most of what is free when None.
         disk_format: how blocks lie on disk.
         disk_backend: what moves them: "auto", "posix" or "kvikio".
+        signals: names of what blocks are found by, of `kvws.recall.signals.build.SIGNAL_NAMES`.
+        profile: file with the model's retrieval profile; None where it was not calibrated.
         dtype: of weights and KV, as torch names it.
         threads: compute threads of the engine on a CPU; what OMP_NUM_THREADS says, else all
             cores, when None.
@@ -56,6 +58,8 @@ class EngineSettings:
     disk_bytes: int | None = None
     disk_format: str = "exact"
     disk_backend: str = "auto"
+    signals: tuple[str, ...] = ("mean-k",)
+    profile: Path | None = None
     dtype: str = "float32"
     threads: int | None = None
     max_running_requests: int = 4

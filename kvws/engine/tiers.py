@@ -11,6 +11,9 @@ import torch
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.errors import ConfigError
 from kvws.kernels.rotary import RotaryTable, tables_on
+from kvws.recall.profile import Profile
+from kvws.recall.signals.build import KeyGeometry, enabled_signals
+from kvws.recall.signals.enabled import EnabledSignals
 from kvws.store.backend import open_storage
 from kvws.store.storage import Backend
 from kvws.tiers.budget import DiskBudget
@@ -76,10 +79,37 @@ def open_host(
     return host
 
 
+def open_signals(
+    names: Sequence[str],
+    profile: str,
+    geometry: PayloadGeometry,
+    rotary: Sequence[RotaryTable],
+    *,
+    rank: int,
+    ranks: int,
+) -> EnabledSignals:
+    """What the blocks of a rank are found by.
+
+    Args:
+        names: of the signals.
+        profile: text of the model's retrieval profile; "" without one.
+
+    Raises:
+        ConfigError: a name is unknown, or needs a profile, or the profile is of another model.
+    """
+    return enabled_signals(
+        names,
+        KeyGeometry(geometry.layers, geometry.kv_heads, geometry.head_dim, rank, ranks),
+        tables_on(rotary, torch.device("cpu")),
+        Profile.from_json(profile) if profile else None,
+    )
+
+
 def open_disk(
     tiers: TierSettings,
     host: HostTier,
     rotary: Sequence[RotaryTable],
+    signals: EnabledSignals,
     *,
     rank: int,
     ranks: int,
@@ -98,6 +128,7 @@ def open_disk(
         _codec(tiers.disk_format, host.geometry, rotary),
         DiskBudget(tiers.disk_bytes // ranks, root, rank),
         storage,
+        signals,
         rank=rank,
     )
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from kvws.recall.plan import Action, Decision
+from kvws.recall.recipe import SignalName
 from kvws.recall.regions import Reason
 
 
@@ -60,6 +61,7 @@ class StepReport:
             workspace had acknowledged them as durable.
         loaded_pages: pages staged in from the host tier.
         decisions: fate of each block, of recall steps.
+        signals: names of those that had anything to say about the blocks, of recall steps.
         shrunk: parts of the prompt that the view should hold whole and that did not fit, by the
             reason that their other blocks have, with the number of blocks left to compete.
         ms: wall times.
@@ -81,23 +83,24 @@ class StepReport:
     recomputed_acknowledged_blocks: int = 0
     loaded_pages: int = 0
     decisions: tuple[Decision, ...] = ()
+    signals: tuple[str, ...] = ()
     shrunk: dict[str, int] = field(default_factory=dict[str, int])
     ms: Timings = field(default_factory=Timings)
 
 
 def report_to_plain(report: StepReport) -> dict[str, Any]:
-    """A report as JSON takes it; decisions as [block, action, reason, score]."""
+    """A report as JSON takes it; decisions as [block, action, reason, score, signal, ranks]."""
     plain = {each.name: getattr(report, each.name) for each in fields(StepReport)}
-    plain["decisions"] = [
-        [d.block, d.action.value, d.reason.value, d.score] for d in report.decisions
-    ]
+    plain["decisions"] = [_decision_to_plain(decision) for decision in report.decisions]
+    plain["signals"] = list(report.signals)
     plain["shrunk"] = dict(report.shrunk)
     plain["ms"] = asdict(report.ms)
     return plain
 
 
 def report_from_plain(plain: Mapping[str, Any]) -> StepReport:
-    """The report that `report_to_plain` was given. Counts it does not name are 0.
+    """The report that `report_to_plain` was given. Counts it does not name are 0; decisions may
+    end behind their score.
 
     Raises:
         ValueError, TypeError, AttributeError: it is no report.
@@ -105,7 +108,7 @@ def report_from_plain(plain: Mapping[str, Any]) -> StepReport:
     counts = {
         each.name: plain[each.name]
         for each in fields(StepReport)
-        if each.name in plain and each.name not in ("thread", "decisions", "shrunk", "ms")
+        if each.name in plain and each.name not in _NO_COUNTS
     }
     if not isinstance(plain.get("thread"), str) or not _are_numbers(counts):
         raise ValueError("a report without a thread or with a count that is none")
@@ -116,14 +119,44 @@ def report_from_plain(plain: Mapping[str, Any]) -> StepReport:
     shrunk = dict(plain.get("shrunk", {}))
     if not _are_numbers(shrunk):
         raise ValueError("a report with a count of blocks that is none")
-    decisions = tuple(
-        Decision(block, Action(action), Reason(reason), score)
-        for block, action, reason, score in plain.get("decisions", ())
-    )
     return StepReport(
-        plain["thread"], **counts, decisions=decisions, shrunk=shrunk, ms=Timings(**ms)
+        plain["thread"],
+        **counts,
+        decisions=tuple(_decision_from_plain(*each) for each in plain.get("decisions", ())),
+        signals=tuple(SignalName(name).value for name in plain.get("signals", ())),
+        shrunk=shrunk,
+        ms=Timings(**ms),
     )
 
 
-def _are_numbers(values: Mapping[str, Any]) -> bool:
+_NO_COUNTS = {"thread", "decisions", "signals", "shrunk", "ms"}
+
+
+def _decision_to_plain(decision: Decision) -> list[Any]:
+    return [
+        decision.block,
+        decision.action.value,
+        decision.reason.value,
+        decision.score,
+        decision.signal.value if decision.signal is not None else None,
+        {signal.value: rank for signal, rank in decision.ranks.items()},
+    ]
+
+
+def _decision_from_plain(
+    block: int,
+    action: str,
+    reason: str,
+    score: float | None,
+    signal: str | None = None,
+    ranks: Mapping[str, int] | None = None,
+) -> Decision:
+    by_signal = {SignalName(name): rank for name, rank in (ranks or {}).items()}
+    if not _are_numbers(by_signal):
+        raise ValueError("a decision with a rank that is none")
+    loudest = SignalName(signal) if signal is not None else None
+    return Decision(block, Action(action), Reason(reason), score, loudest, by_signal)
+
+
+def _are_numbers(values: Mapping[Any, Any]) -> bool:
     return all(isinstance(value, int | float) for value in values.values())

@@ -1,88 +1,153 @@
-"""The Mean-K index of one workspace: one vector per block, layer and KV head (KVMem, block
-representation), kept in tiles so that it grows without copying and is scored tile by tile."""
+"""The retrieval index of one workspace: a row per block, kept in tiles so that it grows without
+copying and is scored tile by tile."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from kvws.kernels.score import mean_k_scores
+from kvws.recall.signals.enabled import EnabledSignals
+from kvws.recall.signals.signal import Part, Query, Tile
 
 TILE_BLOCKS = 512
-"""Blocks of a tile. Scoring touches one layer of one tile at a time, so its extra memory does
+"""Blocks of a tile. Scoring works on little more than a tile at a time, so its extra memory does
 not grow with the workspace."""
 
+_Parts = list[tuple[torch.Tensor, ...]]
+"""By signal: tensors, each [*before, TILE_BLOCKS, *after]."""
 
-class MeanKIndex:
-    """Mean of the raw K of every block of a workspace on one rank; row = block number.
+
+class BlockIndex:
+    """Rows of the blocks of a workspace on one rank; row = block number.
 
     Rows that were never written are absent: they are no candidates, whatever the caller asks.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int) -> None:
-        self._tile_shape = (layers, kv_heads, TILE_BLOCKS, head_dim)
-        self._tiles: list[torch.Tensor] = []
+    def __init__(self, signals: EnabledSignals) -> None:
+        self._signals = signals
+        self._tiles: list[_Parts] = []
         self._present: list[torch.Tensor] = []
 
     @property
     def nbytes(self) -> int:
-        return sum(tile.nbytes for tile in self._tiles)
+        return sum(part.nbytes for tile in self._tiles for parts in tile for part in parts)
 
     @property
     def rows(self) -> int:
         """Number of blocks with a row."""
         return sum(int(present.sum()) for present in self._present)
 
-    def write(self, blocks: Sequence[int], means: torch.Tensor) -> None:
-        """Set the rows of distinct blocks. `means`: [blocks, layers, kv_heads, head_dim] float32.
-        """
-        begin = 0
-        while begin < len(blocks):  # stretches of consecutive blocks within one tile
+    def __contains__(self, block: int) -> bool:
+        """Whether a block has a row."""
+        tile, row = divmod(block, TILE_BLOCKS)
+        return tile < len(self._tiles) and bool(self._present[tile][row])
+
+    def write(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """Set the rows of distinct blocks. `rows`: [blocks, row_bytes] uint8, as the signals make
+        them."""
+        parts_of_rows = self._signals.parts(rows)
+        for begin, end in _stretches(blocks):
             tile, row = divmod(blocks[begin], TILE_BLOCKS)
-            end = begin + 1
-            while (
-                end < len(blocks)
-                and blocks[end] == blocks[end - 1] + 1
-                and blocks[end] // TILE_BLOCKS == tile
-            ):
-                end += 1
             while tile >= len(self._tiles):
-                self._tiles.append(torch.zeros(self._tile_shape))
+                self._tiles.append(self._new_tile())
                 self._present.append(torch.zeros(TILE_BLOCKS, dtype=torch.bool))
-            rows = slice(row, row + end - begin)
-            self._tiles[tile][:, :, rows] = means[begin:end].permute(1, 2, 0, 3)
-            self._present[tile][rows] = True
-            begin = end
+            for signal, parts, given in zip(
+                self._signals.signals, self._tiles[tile], parts_of_rows, strict=True
+            ):
+                for shape, part, values in zip(signal.parts, parts, given, strict=True):
+                    target = _by_block(shape, part)[row : row + end - begin]
+                    target.copy_(values[begin:end])
+            self._present[tile][row : row + end - begin] = True
+
+    def _new_tile(self) -> _Parts:
+        return [
+            tuple(
+                torch.zeros((*part.before, TILE_BLOCKS, *part.after), dtype=part.dtype)
+                for part in signal.parts
+            )
+            for signal in self._signals.signals
+        ]
 
     def read(self, block: int) -> torch.Tensor | None:
-        """A block's row [layers, kv_heads, head_dim], or None when absent."""
-        tile, row = divmod(block, TILE_BLOCKS)
-        if tile >= len(self._tiles) or not self._present[tile][row]:
+        """A block's row, [row_bytes] uint8, a copy; None when absent."""
+        if block not in self:
             return None
-        return self._tiles[tile][:, :, row]
+        tile, row = divmod(block, TILE_BLOCKS)
+        found = torch.zeros(self._signals.row_bytes, dtype=torch.uint8)
+        begin = 0
+        for signal, parts in zip(self._signals.signals, self._tiles[tile], strict=True):
+            for shape, part in zip(signal.parts, parts, strict=True):
+                values = _by_block(shape, part)[row].contiguous()
+                found[begin : begin + shape.row_bytes] = values.view(-1).view(torch.uint8)
+                begin += shape.row_bytes
+        return found
 
-    def score(self, queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """Mean-K score of every block, summed over this rank's layers and heads.
+    def score(
+        self,
+        queries: torch.Tensor,
+        first_positions: torch.Tensor,
+        query_first: int,
+        candidates: torch.Tensor,
+        content_rows: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """How much a query wants each block, by every signal, summed over this rank's heads.
 
         Args:
             queries: raw Q [layers, tokens, query_heads, head_dim] float32.
+            first_positions: [blocks] int64: position of each block's first token in its line.
+            query_first: position of the query's first token in the line that it continues.
             candidates: [blocks] bool; sink, recent and view-only blocks are False.
+            content_rows: [tokens] bool, as in `Query`; None for all.
 
         Returns:
-            [blocks] float32, 0 where a block is no candidate or absent.
+            by signal: [blocks] float32, 0 where a block is no candidate or absent.
         """
-        blocks = candidates.numel()
-        tiles: list[torch.Tensor] = []
-        masks: list[torch.Tensor] = []
-        for number, (tile, present) in enumerate(zip(self._tiles, self._present, strict=True)):
-            wanted = candidates[number * TILE_BLOCKS : (number + 1) * TILE_BLOCKS]
-            if wanted.numel() == 0:
-                break
-            tiles.append(tile[:, :, : wanted.numel()])  # the last tile is scored as far as needed
-            masks.append(wanted & present[: wanted.numel()])
-        scores = torch.zeros(blocks)
-        if tiles:
-            scored = mean_k_scores(queries, tiles, masks)
-            scores[: scored.numel()] = scored
+        query = Query(queries, query_first, content_rows)
+        scores: dict[str, torch.Tensor] = {}
+        for place, signal in enumerate(self._signals.signals):
+            tiles = self._scored_tiles(place, first_positions, candidates)
+            scores[signal.name] = of_blocks = torch.zeros(candidates.numel())
+            if tiles:
+                scored = signal.score(query, tiles)
+                of_blocks[: scored.numel()] = scored
         return scores
+
+    def _scored_tiles(
+        self, signal: int, first_positions: torch.Tensor, candidates: torch.Tensor
+    ) -> list[Tile]:
+        """One signal's tiles; the last one as far as blocks are asked for."""
+        shapes = self._signals.signals[signal].parts
+        tiles: list[Tile] = []
+        for number, (tile, present) in enumerate(zip(self._tiles, self._present, strict=True)):
+            begin = number * TILE_BLOCKS
+            count = min(TILE_BLOCKS, candidates.numel() - begin)
+            if count <= 0:
+                break
+            asked = slice(begin, begin + count)
+            parts = tuple(
+                part.narrow(len(shape.before), 0, count)
+                for shape, part in zip(shapes, tile[signal], strict=True)
+            )
+            tiles.append(
+                Tile(parts, candidates[asked] & present[:count], first_positions[asked])
+            )
+        return tiles
+
+
+def _stretches(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Places (begin, end) of consecutive blocks within one tile."""
+    begin = 0
+    for end in range(1, len(blocks) + 1):
+        if (
+            end == len(blocks)
+            or blocks[end] != blocks[end - 1] + 1
+            or blocks[end] % TILE_BLOCKS == 0
+        ):
+            yield begin, end
+            begin = end
+
+
+def _by_block(shape: Part, part: torch.Tensor) -> torch.Tensor:
+    """A tile's part as [TILE_BLOCKS, *before, *after], a view."""
+    return part.movedim(len(shape.before), 0)

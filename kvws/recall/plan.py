@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from kvws.recall.choice import Chosen
+from kvws.recall.recipe import SignalName
 from kvws.recall.regions import Reason, Regions
-
-Numbers = Sequence[int] | npt.NDArray[np.integer[Any]]
-Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 class Action(StrEnum):
@@ -26,12 +21,21 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One block's fate. `score` is None for blocks that did not compete."""
+    """One block's fate.
+
+    Attributes:
+        score: what the signals give it together; None for a block that did not compete, or was
+            not among the best of those that did.
+        signal: the one that gives most, where that is the reason.
+        ranks: of the signals that rank it, from 0.
+    """
 
     block: int
     action: Action
     reason: Reason
-    score: float | None
+    score: float | None = None
+    signal: SignalName | None = None
+    ranks: Mapping[SignalName, int] = field(default_factory=dict[SignalName, int])
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Plan:
         view: blocks in view order: sink, the rest by age, recent.
         decisions: one per block of the next view, in its order, then one per dropped block.
         unchanged: the next view is the current one: what was computed on it stays valid.
-        near_misses: candidates outside the view that scored just below those in it, best first:
-            as many as a quarter of the budget. They are the likeliest to be selected next.
+        near_misses: chosen blocks that found no place, best first. They are the likeliest to be
+            selected next.
     """
 
     view: tuple[int, ...]
@@ -56,15 +60,14 @@ def plan_view(
     *,
     current: Sequence[int],
     regions: Regions,
-    candidates: Numbers,
-    scores: Values,
+    chosen: Sequence[Chosen],
     budget_blocks: int,
     room_blocks: int,
 ) -> Plan:
-    """Fill the budget: the regions first, then the best-scored candidates (KVMem, selection).
+    """Fill the budget: the regions first, then the blocks that were chosen, as far as they fit.
 
-    Ties go to the newer block. When the current view already holds every selected block and still
-    fits the room, it is kept whole: a superset costs nothing, a new view costs a prefill.
+    When the current view already holds every selected block and still fits the room, it is kept
+    whole: a superset costs nothing, a new view costs a prefill.
 
     Between sink and recent, blocks stand by their number. A block's number is larger than its
     parent's, so the blocks of one line stand in the order of that line, whatever they are kept
@@ -72,49 +75,43 @@ def plan_view(
     the thread's line are last in any case: the question continues them.
 
     Args:
-        current: blocks of the view the query was probed on, in view order.
+        current: blocks of the view that the device may still hold, in view order.
         regions: blocks that are in every view.
-        candidates: distinct block numbers that competed; none of a region.
-        scores: by block number, at least as long as the largest candidate.
+        chosen: blocks that competed, distinct, the most deserving first; none of a region.
         budget_blocks: size of a freshly selected view.
         room_blocks: blocks that fit beside query and generation; at least `budget_blocks`.
     """
-    room_for_scored = max(0, budget_blocks - len(regions.fixed))
-    scores = np.asarray(scores)
-    ranked = _best(candidates, scores, room_for_scored + budget_blocks // 4)
-    chosen = ranked[:room_for_scored]
-    view = (*regions.sink, *sorted([*regions.pinned, *chosen]), *regions.recent)
+    places = places_for_chosen(regions, budget_blocks)
+    selected = {each.block: each for each in chosen[:places]}
+    view = (*regions.sink, *sorted([*regions.pinned, *selected]), *regions.recent)
     had = set(current)
     if had.issuperset(view) and len(current) <= room_blocks:
         view = tuple(current)
     has = set(view)
     return Plan(
         view=view,
-        decisions=_decide(tuple(current), view, regions, set(chosen), scores),
+        decisions=_decide(tuple(current), view, regions, selected, chosen),
         unchanged=view == tuple(current),
-        near_misses=tuple(block for block in ranked[room_for_scored:] if block not in has),
+        near_misses=tuple(each.block for each in chosen[places:] if each.block not in has),
     )
 
 
-def _best(candidates: Numbers, scores: npt.NDArray[Any], count: int) -> list[int]:
-    """The `count` best candidates, best first; of equal scores the newer block."""
-    blocks = np.asarray(candidates, dtype=np.int64)
-    of_blocks = scores[blocks]
-    if 0 < count < len(blocks):
-        cut = np.partition(of_blocks, -count)[-count]
-        above = blocks[of_blocks > cut]
-        at_cut = np.sort(blocks[of_blocks == cut])
-        blocks = np.concatenate([above, at_cut[len(at_cut) - (count - len(above)) :]])
-        of_blocks = scores[blocks]
-    return blocks[np.lexsort((-blocks, -of_blocks))[:count]].tolist()
+def places_for_chosen(regions: Regions, budget_blocks: int) -> int:
+    """Places of a freshly selected view that its regions leave."""
+    return max(0, budget_blocks - len(regions.fixed))
+
+
+def wanted_of_ranking(regions: Regions, budget_blocks: int) -> int:
+    """Blocks to choose: those that get a place, and a quarter of the budget that just miss one."""
+    return places_for_chosen(regions, budget_blocks) + budget_blocks // 4
 
 
 def _decide(
     current: tuple[int, ...],
     view: tuple[int, ...],
     regions: Regions,
-    chosen: set[int],
-    scores: npt.NDArray[Any],
+    selected: Mapping[int, Chosen],
+    chosen: Sequence[Chosen],
 ) -> tuple[Decision, ...]:
     fixed = {
         **dict.fromkeys(regions.sink, Reason.SINK),
@@ -122,17 +119,26 @@ def _decide(
         **dict.fromkeys(regions.recent, Reason.RECENT),
     }
     had, has = set(current), set(view)
+    known = {each.block: each for each in chosen}
     decisions: list[Decision] = []
     for block in view:
         action = Action.KEEP if block in had else Action.LOAD
         if block in fixed:
-            decisions.append(Decision(block, action, fixed[block], None))
+            decisions.append(Decision(block, action, fixed[block]))
+        elif block in selected:
+            decisions.append(_with_ranks(block, action, selected[block].reason, known))
         else:
-            reason = Reason.SCORE if block in chosen else Reason.STILL_FITS
-            decisions.append(Decision(block, action, reason, float(scores[block])))
+            decisions.append(_with_ranks(block, action, Reason.STILL_FITS, known))
     for block in current:
         if block not in has:
-            decisions.append(
-                Decision(block, Action.DROP, Reason.OUTSCORED, float(scores[block]))
-            )
+            decisions.append(_with_ranks(block, Action.DROP, Reason.OUTSCORED, known))
     return tuple(decisions)
+
+
+def _with_ranks(
+    block: int, action: Action, reason: Reason, known: Mapping[int, Chosen]
+) -> Decision:
+    found = known.get(block)
+    if found is None:
+        return Decision(block, action, reason)
+    return Decision(block, action, reason, found.score, found.signal, found.ranks)

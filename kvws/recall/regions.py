@@ -21,6 +21,9 @@ class Reason(StrEnum):
     TRAJECTORY = "trajectory"
     RECENT = "recent"
     SCORE = "score"
+    ANCHOR = "content hit"
+    NEIGHBOUR = "beside a hit"
+    NEWEST_COPY = "newest copy"
     STILL_FITS = "still fits"
     OUTSCORED = "outscored"
 

@@ -14,6 +14,8 @@ from kvws.errors import ConfigError
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.recall.plan import Action
+from kvws.recall.recipe import Recipe
+from kvws.recall.selector import Selector
 from kvws.replay.baselines import cold_text_ms
 from kvws.replay.trace import Trace
 from kvws.session.commit import Commit
@@ -45,6 +47,11 @@ class ReplayOptions:
     generate_tokens: int = 0
     compare_every: int = 0
 
+    def planned_steps(self, trace: Trace) -> int:
+        """Steps of a trace that will be tried."""
+        steps = len(trace.steps)
+        return min(steps, self.max_steps) if self.max_steps else steps
+
 
 @dataclass(frozen=True)
 class TierBytes:
@@ -61,6 +68,7 @@ class ReplayedStep:
 
     Attributes:
         number: from 1, over all threads.
+        index: of the step in the trace, whose steps may be left out.
         report: what the step did.
         blocks_total: blocks of the workspace after it.
         tiers: bytes on each tier after it; None if the process ended before it could say.
@@ -69,6 +77,7 @@ class ReplayedStep:
     """
 
     number: int
+    index: int
     report: StepReport
     blocks_total: int
     tiers: TierBytes | None
@@ -135,6 +144,7 @@ class SessionReplay:
         limits: Limits,
         options: ReplayOptions,
         *,
+        selector: Selector,
         name: str,
         store: StoreDirectory | None,
         identity: ModelIdentity,
@@ -147,6 +157,7 @@ class SessionReplay:
             StoreError: it cannot be opened.
         """
         workspace, restored = await open_workspace(name, engine, store, identity)
+        workspace.selector = selector
         if restored.steps and not resume:
             await workspace.journal.close()
             raise ConfigError(
@@ -158,8 +169,7 @@ class SessionReplay:
     @property
     def planned_steps(self) -> int:
         """Steps that will be tried."""
-        steps = len(self.trace.steps)
-        return min(steps, self.options.max_steps) if self.options.max_steps else steps
+        return self.options.planned_steps(self.trace)
 
     def resumption(self, steps: Sequence[ReplayedStep]) -> Resumption | None:
         """What `steps` owe to earlier lives; None if there were none."""
@@ -194,7 +204,11 @@ class SessionReplay:
             self.workspace.check_integrity()
             await self.engine.check_integrity()
             replayed = ReplayedStep(
-                number, report, self.workspace.registered_blocks, await self._tier_bytes()
+                number,
+                index,
+                report,
+                self.workspace.registered_blocks,
+                await self._tier_bytes(),
             )
             recalls += report.recalled
             due = self.options.compare_every
@@ -212,6 +226,7 @@ class SessionReplay:
             note = measured.get(index)
             steps[index] = ReplayedStep(
                 number=0,
+                index=index,
                 report=record.report,
                 blocks_total=record.blocks,
                 tiers=TierBytes(**note["tiers"]) if note else None,
@@ -230,6 +245,12 @@ class SessionReplay:
         }
         self.workspace.journal.append(Commit(note=note))
         await self.workspace.journal.written()
+
+    def question(self, step: ReplayedStep) -> list[int]:
+        """The tokens that a step's answer was asked with, behind its view."""
+        context = self.trace.context(self.trace.steps[step.index])
+        prompt = self.renderer.tokens(context, self.trace.tools)
+        return prompt[len(prompt) - step.report.query_tokens :]
 
     async def _run(self, thread: str, prompt: list[int], index: int) -> StepReport:
         request = StepRequest(
@@ -278,14 +299,19 @@ class SessionReplay:
 
 
 def workspace_name(
-    trace: Trace, trace_bytes: bytes, model: str, limits: Limits, options: ReplayOptions
+    trace: Trace,
+    trace_bytes: bytes,
+    model: str,
+    limits: Limits,
+    options: ReplayOptions,
+    recipe: Recipe,
 ) -> str:
     """A name that only a replay has which would do the same steps.
 
     Args:
         trace_bytes: the trace's file.
     """
-    decides = (model, limits, options.max_tokens, options.generate_tokens)
+    decides = (model, limits, options.max_tokens, options.generate_tokens, recipe)
     digest = hashlib.blake2b(repr(decides).encode() + trace_bytes, digest_size=6).hexdigest()
     readable = "".join(letter if letter.isprintable() else "_" for letter in trace.name[:200])
     return f"replay-{readable}-{digest}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from kvws.engine.protocol import Chunk, Engine
 from kvws.errors import KvwsError
 from kvws.observe.step_report import StepReport
+from kvws.recall.selector import Selector
 from kvws.serving.named_locks import NamedLocks
 from kvws.session.caller import Caller
 from kvws.session.commit import Commit
@@ -115,18 +116,21 @@ class Sessions:
         engine: Engine,
         store: StoreDirectory | None,
         identity: ModelIdentity,
+        selector: Callable[[], Selector],
         *,
         idle_s: float = 1800.0,
         kept_without_disk: int = 64,
     ) -> None:
         """
         Args:
+            selector: makes what chooses the blocks of a session's views.
             idle_s: without a request for so long, a session is idle.
             kept_without_disk: sessions without a disk that stay, idle or not.
         """
         self._engine = engine
         self._store = store
         self._identity = identity
+        self._selector = selector
         self._idle_s = idle_s
         self._kept_without_disk = kept_without_disk
         self._open: dict[str, Session] = {}
@@ -166,6 +170,7 @@ class Sessions:
         workspace, restored = await open_workspace(
             name, self._engine, self._store, self._identity
         )
+        workspace.selector = self._selector()
         session = Session(asker, workspace, Acknowledgement(workspace, self._engine))
         session.transcript.recall(restored.notes, workspace)
         if restored.blocks:

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.observe.step_report import StepReport
+from kvws.recall.recipe import recipe_named
+from kvws.recall.selector import Selector
 from kvws.session.commit import ROOT, BlockRecord, Commit, StepRecord, ThreadRecord
 from kvws.session.family import FamilyBlocks, family_of, is_aside
 from kvws.session.journal import Journal, NullJournal
@@ -67,6 +70,7 @@ class Workspace:
         registration: held from the allocation of blocks until it is known which of them are
             resident, and by whoever must not see those that will be taken back.
         journal: what outlives the process.
+        selector: what chooses among its blocks.
         acknowledged_before: blocks that an earlier life had made durable.
     """
 
@@ -75,12 +79,14 @@ class Workspace:
         self.threads: dict[str, Thread] = {}
         self.registration = asyncio.Lock()
         self.journal: Journal = NullJournal()
+        self.selector = Selector(recipe_named("mean-k"))
         self.acknowledged_before: frozenset[int] = frozenset()
         self._life = uuid.uuid4().hex[:12]
         self._epoch = 0
         self._condemned: set[str] = set()
         self._tokens: list[BlockTokens | None] = []  # None: allocated, but never became resident
         self._parents: list[int] = []
+        self._first_positions = array("i")
         self._children: dict[tuple[int, BlockTokens], int] = {}
         self._retired: dict[tuple[int, BlockTokens], int] = {}
         self._unsettled: list[int] = []
@@ -105,6 +111,7 @@ class Workspace:
         workspace = cls(name)
         workspace._tokens = [None] * block_count
         workspace._parents = [ROOT] * block_count
+        workspace._first_positions = array("i", bytes(4 * block_count))
         for block in blocks.values():
             workspace._enter(block.number, block.parent, block.tokens)
         for block in retired.values():
@@ -203,6 +210,11 @@ class Workspace:
         parent = self._parents[block]
         return None if parent == ROOT else parent
 
+    @property
+    def first_positions(self) -> array[int]:
+        """By block number, the position of its first token in the line that wrote it: int32."""
+        return self._first_positions
+
     def lineage(self, block: int) -> list[int]:
         """The blocks before `block` in the line that wrote it, oldest first."""
         before: list[int] = []
@@ -250,6 +262,7 @@ class Workspace:
             if number == len(self._tokens):
                 self._tokens.append(None)
                 self._parents.append(parent)
+                self._first_positions.append(0)
             self._enter(number, parent, tokens)
             numbers.append(number)
             parent = number
@@ -259,6 +272,8 @@ class Workspace:
         self._tokens[number] = tokens
         self._parents[number] = parent
         self._children[parent, tokens] = number
+        before = self._first_positions[parent] + BLOCK_TOKENS if parent != ROOT else 0
+        self._first_positions[number] = before
 
     def take_back(self, numbers: Sequence[int]) -> None:
         """Undo the allocation of blocks that did not become resident, newest first."""

@@ -7,10 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from xxhash import xxh3_128_digest
-
-from kvws.errors import CorruptBlock, DiskTierFull
-from kvws.store.block import NewBlock, SpaceBudget, StoredBlock, StoreShape
+from kvws.errors import CorruptBlock
+from kvws.store.block import NewBlock, Reindex, SpaceBudget, StoredBlock, StoreShape
 from kvws.store.index_records import (
     encode_base,
     encode_drop,
@@ -20,17 +18,17 @@ from kvws.store.index_records import (
     whole_bytes,
 )
 from kvws.store.log import AppendLog
-from kvws.store.rank_manifest import settle_layout
+from kvws.store.rank_manifest import settle_layout, with_new_rows
 from kvws.store.record import HEADER_BYTES
 from kvws.store.recovery import Recovery, settle_segments
-from kvws.store.segment import MAX_SEGMENTS, SegmentLayout
+from kvws.store.reindexing import NewRows, Reindexing
+from kvws.store.segment import SegmentLayout
 from kvws.store.segment_files import SegmentFiles
-from kvws.store.slots import SlotAllocator
+from kvws.store.segment_space import SegmentSpace
 from kvws.store.storage import Storage
 from kvws.store.transfer import MAX_READ_BLOCKS, read_blocks, read_rows, write_blocks
 from kvws.store.verification import VerifyReport, blocks_at_once, unreadable_payloads
 
-INDEX_NAME = "index.log"
 
 class BlockStore:
     """Fixed-size blocks in the slots of segments, and an index log that names them.
@@ -46,6 +44,7 @@ class BlockStore:
 
     Attributes:
         recovery: what `open` had to repair.
+        reindexing: the rows that `open` made anew; None if the old ones were as wanted.
         damaged_rows: numbers whose row the last `read_rows` could not read.
     """
 
@@ -62,15 +61,15 @@ class BlockStore:
         self._directory = directory
         self._layout = layout
         self._budget = budget
-        self._budgeted_segments = 0
         self._log = log
         self._files = SegmentFiles(storage, directory, layout)
-        self._slots = SlotAllocator(layout.segment_blocks, (), ())
+        self._space = SegmentSpace(self._files, layout, budget, (), ())
         self._blocks: dict[int, StoredBlock] = {}
         self._next_generation = 0
         self._writing = threading.Lock()
         self._index_lock = threading.Lock()
         self.recovery = Recovery(0, 0, 0, 0)
+        self.reindexing: Reindexing | None = None
         self.damaged_rows: list[int] = []
 
     @classmethod
@@ -82,24 +81,56 @@ class BlockStore:
         budget: SpaceBudget,
         *,
         rank: int = 0,
+        reindex: Reindex | None = None,
         segment_blocks: int = 64,
     ) -> BlockStore:
         """Create or continue the store in a directory, whose parent exists.
 
-        Reads the index and no payloads. Segments that a smaller budget does not hold stay in use.
+        Reads the index and no payloads, unless rows have to be made anew. Segments that a smaller
+        budget does not hold stay in use.
+
+        Args:
+            reindex: makes rows anew if those of the store are of another format or size. Until
+                that is done and durable, the store is what it was; afterwards blocks whose
+                payload is damaged are gone from it.
 
         Raises:
-            OtherModel: it was made for another shape or rank.
+            OtherModel: it was made for another shape or rank; without `reindex`, for other rows.
             StoreFormatError: its manifest is missing, not ours, damaged or newer.
-            OSError: the disk's error.
+            DiskTierFull: there is no room for new rows beside the old ones.
+            OSError: the disk's error. For it, and for whatever `reindex` raises: the store has
+                its old rows, or (if the disk failed in the end) perhaps the new ones.
         """
         if not storage.exists(directory):
             storage.make_directory(directory)
         storage.sync_directory(directory.parent)
-        layout = settle_layout(storage, directory, shape, rank, segment_blocks)
+        layout = settle_layout(
+            storage,
+            directory,
+            shape,
+            rank,
+            segment_blocks,
+            rows_may_differ=reindex is not None,
+        )
         # A killed process may have left names in the cache alone; the index comes after them.
         storage.sync_directory(directory)
-        log, scan = AppendLog.open(storage, directory / INDEX_NAME)
+        store = cls._open(storage, directory, layout, budget)
+        if reindex is None or layout.shape == shape:
+            return store
+        new_layout = with_new_rows(layout, shape)
+        with contextlib.closing(store):
+            rows = NewRows(storage, directory, layout, new_layout)
+            made = rows.make(budget, rank, store.blocks(), store._next_generation, reindex)
+        reindexed = cls._open(storage, directory, new_layout, budget)
+        reindexed.recovery, reindexed.reindexing = store.recovery, made
+        return reindexed
+
+    @classmethod
+    def _open(
+        cls, storage: Storage, directory: Path, layout: SegmentLayout, budget: SpaceBudget
+    ) -> BlockStore:
+        """Continue the store of a directory with a durable manifest of this layout."""
+        log, scan = AppendLog.open(storage, directory / layout.index_name)
         store = cls(storage, directory, layout, budget, log)
         try:
             state = replay(body for _, body in scan.frames)
@@ -125,11 +156,7 @@ class BlockStore:
             self._storage, self._directory, self._layout, self._blocks
         )
         used = [block.slot for block in self._blocks.values()]
-        self._slots = SlotAllocator(self._layout.segment_blocks, segments, used)
-        with contextlib.suppress(DiskTierFull):
-            for _ in segments:
-                self._budget.take(self._layout.segment_bytes)
-                self._budgeted_segments += 1
+        self._space = SegmentSpace(self._files, self._layout, self._budget, segments, used)
         if lost:
             # Without the record they would be back, damaged, when their segment is made again.
             with contextlib.suppress(OSError):
@@ -139,12 +166,16 @@ class BlockStore:
         """Write the first frame of the index. Returns its size if there must have been one."""
         self._commit(encode_base(self._next_generation))
         # The first segment was made after it was durable.
-        return self._log.size_bytes if self._slots.segments else 0
+        return self._log.size_bytes if self._space.segments else 0
+
+    @property
+    def shape(self) -> StoreShape:
+        return self._layout.shape
 
     @property
     def allocated_bytes(self) -> int:
         """Disk space of the segments, used or not."""
-        return len(self._slots.segments) * self._layout.segment_bytes
+        return self._space.allocated_bytes
 
     def blocks(self) -> list[StoredBlock]:
         """All blocks, by ascending number."""
@@ -176,18 +207,18 @@ class BlockStore:
         with self._writing:
             # A frame that failed may still be on the disk and name slots taken here.
             self._log.heal()
-            slots = self._take_slots(len(blocks))
+            slots = self._space.take(len(blocks))
             try:
                 stored = self._stamp(blocks, slots)
                 write_blocks(self._files, self._layout, blocks, stored)
                 self._commit(encode_put(stored))
             except BaseException:
-                self._slots.give_back(slots)
+                self._space.give_back(slots)
                 raise
             with self._index_lock:
                 replaced = [self._blocks.get(block.number) for block in stored]
                 self._blocks.update((block.number, block) for block in stored)
-            self._slots.give_back(block.slot for block in replaced if block is not None)
+            self._space.give_back(block.slot for block in replaced if block is not None)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Forget blocks, durably, all or none; numbers that are not stored are passed over.
@@ -203,7 +234,7 @@ class BlockStore:
             with self._index_lock:
                 for block in gone:
                     del self._blocks[block.number]
-            self._slots.give_back(block.slot for block in gone)
+            self._space.give_back(block.slot for block in gone)
 
     def plan_reads(self, numbers: Iterable[int], max_blocks: int) -> list[tuple[int, ...]]:
         """Cut blocks into runs that lie together on the disk, for one `read` each.
@@ -288,7 +319,8 @@ class BlockStore:
         with self._writing:
             # A put that failed may still be on the disk and name slots of these segments.
             self._log.heal()
-            self._remove_unused_segments()
+            if self._space.remove_unused():
+                self._storage.sync_directory(self._directory)
             blocks = list(self._blocks.values())
             if self._log.size_bytes > 2 * whole_bytes(len(blocks), HEADER_BYTES):
                 self._log.rewrite(encode_whole(blocks, self._next_generation))
@@ -298,53 +330,23 @@ class BlockStore:
         with self._writing:
             blocks = self._blocks
             assert all(number == block.number for number, block in blocks.items())
-            self._slots.check_integrity([block.slot for block in blocks.values()])
+            self._space.check_integrity([block.slot for block in blocks.values()])
             generations = {block.generation for block in blocks.values()}
             assert len(generations) == len(blocks), "two blocks are of one generation"
             assert max(generations, default=-1) < self._next_generation
-            assert 0 <= self._budgeted_segments <= len(self._slots.segments)
 
     def close(self) -> None:
         """Close the files and give the budget back; the store must not be used any more."""
         self._files.close()
         self._log.close()
-        self._budget.give_back(self._budgeted_segments * self._layout.segment_bytes)
-        self._budgeted_segments = 0
-
-    def _take_slots(self, count: int) -> list[int]:
-        """Free slots, from new segments if need be.
-
-        Raises:
-            DiskTierFull, OSError: no slot was taken.
-        """
-        while self._slots.free_slots < count:
-            segment = self._slots.next_segment()
-            if segment >= MAX_SEGMENTS:
-                raise DiskTierFull(f"{self._directory} has {segment} segments, no more fit")
-            self._budget.take(self._layout.segment_bytes)
-            try:
-                self._files.create(segment)
-            except BaseException:
-                self._budget.give_back(self._layout.segment_bytes)
-                raise
-            self._budgeted_segments += 1
-            self._slots.add_segment(segment)
-        return self._slots.take(count)
+        self._space.close()
 
     def _stamp(self, blocks: Sequence[NewBlock], slots: Sequence[int]) -> list[StoredBlock]:
         """What the index will say of blocks. Generations that a failure leaves unused are lost."""
         first_generation = self._next_generation
         self._next_generation += len(blocks)
         return [
-            StoredBlock(
-                number=block.number,
-                generation=first_generation + index,
-                slot=slot,
-                first_position=block.first_position,
-                page_hash=block.page_hash,
-                payload_digest=xxh3_128_digest(block.payload),
-                row_digest=xxh3_128_digest(block.row),
-            )
+            block.stored_at(slot, first_generation + index)
             for index, (block, slot) in enumerate(zip(blocks, slots, strict=True))
         ]
 
@@ -352,18 +354,3 @@ class BlockStore:
         """Add one frame to the index, durably. Raises OSError: it is not there, nor will it be."""
         self._log.append([body])
         self._log.sync()
-
-    def _remove_unused_segments(self) -> None:
-        unused = self._slots.unused_segments()
-        if not unused:
-            return
-        # Whatever becomes of the files, nobody relies on them any more: a segment of the same
-        # number replaces what is left of them.
-        self._slots.remove_segments(unused)
-        unbudgeted = len(self._slots.segments) + len(unused) - self._budgeted_segments
-        freed = max(0, len(unused) - unbudgeted)
-        self._budgeted_segments -= freed
-        self._budget.give_back(freed * self._layout.segment_bytes)
-        for segment in unused:
-            self._files.remove(segment)
-        self._storage.sync_directory(self._directory)

@@ -123,9 +123,7 @@ class AppendLog:
         temporary = _temporary(self._path)
         file = self._storage.open_log(temporary, create=True)
         try:
-            file.truncate(0)
-            size_bytes = _write_all(file, bodies)
-            file.sync()
+            size_bytes = _write_anew(file, bodies)
             self._rename(temporary)
         except BaseException:
             file.close()
@@ -155,6 +153,24 @@ class AppendLog:
     def _cut_back(self) -> None:
         with contextlib.suppress(OSError):  # tried again before the next frame
             self.heal()
+
+
+def write_log(storage: Storage, path: Path, bodies: Iterable[bytes]) -> None:
+    """Make a log of these frames, durable but for its name.
+
+    Raises:
+        OSError: the disk's error; the file may be there in part.
+    """
+    with contextlib.closing(storage.open_log(path, create=True)) as file:
+        _write_anew(file, bodies)
+
+
+def _write_anew(file: File, bodies: Iterable[bytes]) -> int:
+    """Replace all that a file holds by frames, durably. Returns where they end."""
+    file.truncate(0)
+    size_bytes = _write_all(file, bodies)
+    file.sync()
+    return size_bytes
 
 
 def _temporary(path: Path) -> Path:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvws.errors import KvwsError, StoreFormatError
-from kvws.store.block_store import INDEX_NAME, BlockStore
+from kvws.store.block_store import BlockStore
 from kvws.store.index_records import replay
 from kvws.store.listing import WorkspaceEntry, is_unfinished, rank_directories, require_private
 from kvws.store.manifest import MANIFEST_NAME
-from kvws.store.rank_manifest import read_shape
+from kvws.store.rank_manifest import read_layout
 from kvws.store.record import Scan, scan_frames
 from kvws.store.storage import Storage
 
@@ -66,8 +66,11 @@ def count_blocks(workspace: Path, storage: Storage) -> int | None:
 
     Beside a server it counts what the server has written so far.
     """
+    rank = workspace / "rank-0"
     try:
-        scan = _scan_log(workspace / "rank-0" / INDEX_NAME, storage)
+        if not storage.exists(rank) or is_unfinished(rank):
+            return 0
+        scan = _scan_log(rank / read_layout(storage, rank).index_name, storage)
     except (OSError, EOFError, StoreFormatError):
         return None
     return len(replay(body for _, body in scan.frames).blocks)
@@ -121,7 +124,7 @@ def _open_ranks(workspace: Path, storage: Storage) -> Iterator[tuple[int, BlockS
         if is_unfinished(directory):
             continue
         try:
-            shape = read_shape(storage, directory)
+            shape = read_layout(storage, directory).shape
         except FileNotFoundError as error:
             raise StoreFormatError(
                 f"{directory} has no {MANIFEST_NAME}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from kvws.store.record import encode_frame, pack, scan_frames, unpack
 from kvws.store.storage import Storage
 
 FORMAT_VERSION = 1
-"""Of everything in a store directory; a change that older programs cannot read raises it."""
+"""Of all but the ranks' folders; a change that older programs cannot read raises it."""
 MANIFEST_NAME = "MANIFEST"
 TEMPORARY_SUFFIX = ".tmp"
 _MAX_BYTES = 1 << 20
@@ -42,20 +42,26 @@ def write_manifest(storage: Storage, path: Path, content: Mapping[str, Any]) -> 
     storage.sync_directory(path.parent)
 
 
-def read_manifest(storage: Storage, path: Path, *, kind: str) -> dict[str, Any]:
+def read_manifest(
+    storage: Storage, path: Path, *, kind: str, versions: Sequence[int] = (FORMAT_VERSION,)
+) -> dict[str, Any]:
     """Content of a manifest of this kind. Nothing is changed, whatever the file holds.
 
+    Args:
+        versions: those that are read.
+
     Raises:
-        StoreFormatError: not ours, damaged, of a newer version or of another kind.
+        StoreFormatError: not ours, damaged, of another version or of another kind.
         OSError: FileNotFoundError, or the disk's error.
     """
     content = _content(_read(storage, path), path)
     version = content.get("version")
     if type(version) is not int:
         raise StoreFormatError(f"{path} has no format version", hint=_NOT_OURS)
-    if version != FORMAT_VERSION:
+    if version not in versions:
+        known = " and ".join(map(str, versions))
         raise StoreFormatError(
-            f"{path} has format version {version}, this program reads {FORMAT_VERSION}",
+            f"{path} has format version {version}, this program reads {known}",
             hint="use the version of kvws that wrote it, or another directory",
         )
     if content.get("kind") != kind:

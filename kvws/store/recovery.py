@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvws.store.block import StoredBlock
 from kvws.store.segment import (
     SegmentLayout,
-    rows_name,
+    is_of_another_row_set,
     segment_name,
     segment_of_name,
     segment_of_rows_name,
@@ -38,9 +38,11 @@ class Recovery:
 def settle_segments(
     storage: Storage, directory: Path, layout: SegmentLayout, blocks: dict[int, StoredBlock]
 ) -> tuple[set[int], list[int]]:
-    """Find the segments that can be used, and remove what a creation that was cut off left.
+    """Find the segments that can be used, and remove what a creation that was cut off left, as
+    well as rows and indexes of other row sets: those of old, or of making rows anew that failed.
 
-    Payloads are not read. Mutates `blocks`: those that lie outside the files are removed.
+    The manifest is durable. Payloads are not read. Mutates `blocks`: those that lie outside the
+    files are removed.
 
     Returns:
         The segments, whose free slots can all be written, and the numbers of the blocks removed.
@@ -49,10 +51,10 @@ def settle_segments(
         OSError: the disk's error.
     """
     names = storage.list_directory(directory)
-    with_rows = _segments(names, segment_of_rows_name)
+    with_rows = _segments(segment_of_rows_name(name, layout.row_set) for name in names)
     sizes = {
         segment: _size_bytes(storage, directory / segment_name(segment))
-        for segment in _segments(names, segment_of_name)
+        for segment in _segments(map(segment_of_name, names))
     }
     whole_slots = {segment: size // layout.slot_bytes for segment, size in sizes.items()}
     segment_blocks = layout.segment_blocks
@@ -69,16 +71,19 @@ def settle_segments(
     for segment in sizes.keys() - usable:
         storage.unlink(directory / segment_name(segment))
     for segment in with_rows - usable:
-        storage.unlink(directory / rows_name(segment))
+        storage.unlink(directory / layout.rows_name(segment))
     for segment in live - with_rows:
-        storage.open_log(directory / rows_name(segment), create=True).close()
-    if usable != sizes.keys() or usable != with_rows:
+        storage.open_log(directory / layout.rows_name(segment), create=True).close()
+    stale = [name for name in names if is_of_another_row_set(name, layout.row_set)]
+    for name in stale:
+        storage.unlink(directory / name)
+    if stale or usable != sizes.keys() or usable != with_rows:
         storage.sync_directory(directory)
     return usable, lost
 
 
-def _segments(names: Iterable[str], parse: Callable[[str], int | None]) -> set[int]:
-    return {segment for segment in map(parse, names) if segment is not None}
+def _segments(parsed: Iterable[int | None]) -> set[int]:
+    return {segment for segment in parsed if segment is not None}
 
 
 def _size_bytes(storage: Storage, path: Path) -> int:

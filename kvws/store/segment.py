@@ -1,10 +1,13 @@
-"""Slot arithmetic of segments, and the footer that ends each slot.
+"""Slot arithmetic of segments, the footer that ends each slot, and the names of files.
 
     segment-NNNNNN.kv    slot 0: payload | footer (one sector), slot 1: payload | footer, …
     rows-NNNNNN.mk       slot 0: row, slot 1: row, …
 
 Slots are counted over all segments: segment = slot // segment_blocks. All sizes come from the
 shape, none from the files.
+
+Rows that were made anew, with the index that names them, are a *row set* of their own beside the
+segments: rows-NNNNNN.1.mk and index.1.log, then .2, … The manifest says which one counts.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from kvws.store.storage import SECTOR_BYTES
 FOOTER_BYTES = SECTOR_BYTES
 MAX_SEGMENTS = 1_000_000
 _SEGMENT_NAME = re.compile(r"segment-([0-9]{6})\.kv")
-_ROWS_NAME = re.compile(r"rows-([0-9]{6})\.mk")
+_ROWS_NAME = re.compile(r"rows-([0-9]{6})(?:\.([1-9][0-9]*))?\.mk")
+_INDEX_NAME = re.compile(r"index(?:\.([1-9][0-9]*))?\.log")
 _FOOTER_MAGIC = b"kvf\x01"
 # magic, number, generation, slot, first_position, payload_bytes, row_bytes,
 # page_hash, payload_digest, row_digest, payload_format
@@ -32,10 +36,16 @@ _FOOTER = struct.Struct("<4sQQQqQQ32s16s16s16s")
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where things lie in the files of one store."""
+    """Where things lie in the files of one store.
+
+    Attributes:
+        segment_blocks: slots of a segment.
+        row_set: how often rows were made anew.
+    """
 
     shape: StoreShape
     segment_blocks: int
+    row_set: int = 0
 
     @property
     def slot_bytes(self) -> int:
@@ -53,6 +63,17 @@ class SegmentLayout:
     def segment_bytes(self) -> int:
         """Of both files of a segment."""
         return self.payload_file_bytes + self.rows_file_bytes
+
+    @property
+    def index_name(self) -> str:
+        return f"index{self._row_set_part}.log"
+
+    def rows_name(self, segment: int) -> str:
+        return f"rows-{segment:06}{self._row_set_part}.mk"
+
+    @property
+    def _row_set_part(self) -> str:
+        return f".{self.row_set}" if self.row_set else ""
 
     def segment(self, slot: int) -> int:
         return slot // self.segment_blocks
@@ -85,27 +106,44 @@ def segment_name(segment: int) -> str:
     return f"segment-{segment:06}.kv"
 
 
-def rows_name(segment: int) -> str:
-    return f"rows-{segment:06}.mk"
-
-
 def segment_of_name(name: str) -> int | None:
     """The segment whose payloads a file of this name holds."""
     match = _SEGMENT_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
-def segment_of_rows_name(name: str) -> int | None:
-    """The segment whose rows a file of this name holds."""
+def segment_of_rows_name(name: str, row_set: int) -> int | None:
+    """The segment whose rows, of that row set, a file of this name holds."""
     match = _ROWS_NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and int(match[2] or 0) == row_set else None
+
+
+def is_of_another_row_set(name: str, row_set: int) -> bool:
+    """Whether a file of this name holds rows of another row set, or their index."""
+    rows, index = _ROWS_NAME.fullmatch(name), _INDEX_NAME.fullmatch(name)
+    if rows:
+        return int(rows[2] or 0) != row_set
+    return index is not None and int(index[1] or 0) != row_set
 
 
 def encode_footer(block: StoredBlock, shape: StoreShape) -> bytes:
-    """The one sector that may stand behind a block's payload: everything that is known of it.
+    """The sector that is written behind a block's payload: everything that is known of it."""
+    return _encode_footer(block, shape, shape.row_bytes, block.row_digest)
 
-    A reader compares all of it with what the index says.
+
+def is_footer(sector: memoryview, block: StoredBlock, shape: StoreShape) -> bool:
+    """Whether a sector may stand behind a block's payload.
+
+    All of it is compared with what the index says, but for size and digest of the row: they are
+    those of the row that the block was put with, and rows may have been made anew since.
     """
+    fields = _FOOTER.unpack_from(sector)
+    return bytes(sector) == _encode_footer(block, shape, fields[6], fields[9])
+
+
+def _encode_footer(
+    block: StoredBlock, shape: StoreShape, row_bytes: int, row_digest: bytes
+) -> bytes:
     fields = _FOOTER.pack(
         _FOOTER_MAGIC,
         block.number,
@@ -113,10 +151,10 @@ def encode_footer(block: StoredBlock, shape: StoreShape) -> bytes:
         block.slot,
         block.first_position,
         shape.payload_bytes,
-        shape.row_bytes,
+        row_bytes,
         block.page_hash,
         block.payload_digest,
-        block.row_digest,
+        row_digest,
         shape.payload_format.encode(),
     )
     return (fields + xxh3_128_digest(fields)).ljust(FOOTER_BYTES, b"\0")

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvws.store.segment import FOOTER_BYTES, SegmentLayout, rows_name, segment_name
+from kvws.store.segment import FOOTER_BYTES, SegmentLayout, segment_name
 from kvws.store.storage import File, Storage
 
 _MAX_BUFFERS = 512
@@ -48,21 +48,26 @@ class SegmentFiles:
             OSError: ENOSPC, …; no file is left, or one that the next `create` replaces.
         """
         self._remove_files(segment)
-        payload_path, rows_path = self._paths(segment)
+        payload_path, _ = self._paths(segment)
         try:
             payloads = self._storage.open_segment(
                 payload_path, create_bytes=self._layout.payload_file_bytes
             )
             with contextlib.closing(payloads):
                 payloads.sync()
-            with contextlib.closing(self._storage.open_log(rows_path, create=True)) as rows:
-                rows.truncate(self._layout.rows_file_bytes)
-                rows.sync()
+            self.create_rows(segment)
             self._storage.sync_directory(self._directory)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 self._remove_files(segment)
             raise
+
+    def create_rows(self, segment: int) -> None:
+        """Make a segment's rows file at full length, durable but for its name."""
+        _, path = self._paths(segment)
+        with contextlib.closing(self._storage.open_log(path, create=True)) as rows:
+            rows.truncate(self._layout.rows_file_bytes)
+            rows.sync()
 
     def remove(self, segment: int) -> None:
         """Delete a segment that nobody uses; durable after a sync of the directory."""
@@ -138,7 +143,8 @@ class SegmentFiles:
             yield range(indices.start + run.start, indices.start + run.stop)
 
     def _paths(self, segment: int) -> tuple[Path, Path]:
-        return self._directory / segment_name(segment), self._directory / rows_name(segment)
+        rows_path = self._directory / self._layout.rows_name(segment)
+        return self._directory / segment_name(segment), rows_path
 
     def _remove_files(self, segment: int) -> None:
         for path in self._paths(segment):
@@ -146,7 +152,7 @@ class SegmentFiles:
                 self._storage.unlink(path)
 
     def _rows_file(self, segment: int) -> File:
-        return self._storage.open_log(self._directory / rows_name(segment))
+        return self._storage.open_log(self._directory / self._layout.rows_name(segment))
 
     @contextlib.contextmanager
     def _payload_file(self, segment: int) -> Generator[File, None, None]:

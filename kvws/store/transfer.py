@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from xxhash import xxh3_128_digest
 
 from kvws.store.block import NewBlock, StoredBlock
-from kvws.store.segment import FOOTER_BYTES, SegmentLayout, aligned_buffer, encode_footer
+from kvws.store.segment import (
+    FOOTER_BYTES,
+    SegmentLayout,
+    aligned_buffer,
+    encode_footer,
+    is_footer,
+)
 from kvws.store.segment_files import SegmentFiles
 
 MAX_READ_BLOCKS = 256
@@ -101,7 +107,7 @@ def _read_run(
     return [
         place.number
         for place, payload, footer in zip(places, into, footer_of, strict=True)
-        if bytes(footer) != encode_footer(place, layout.shape)
+        if not is_footer(footer, place, layout.shape)
         or xxh3_128_digest(payload) != place.payload_digest
     ]
 

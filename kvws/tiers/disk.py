@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from kvws.blocks.table import RAW
 from kvws.errors import ConfigError, ControlError
+from kvws.recall.signals.enabled import EnabledSignals
+from kvws.store.block import StoredBlock
 from kvws.store.block_store import BlockStore, NewBlock, StoreShape
 from kvws.store.listing import require_private
 from kvws.store.storage import Storage
@@ -23,6 +26,9 @@ from kvws.tiers.host import HostTier
 
 logger = logging.getLogger(__name__)
 
+_REINDEX_BYTES = 16 << 20
+"""Payloads that index rows are made of at a time."""
+
 
 @dataclass(frozen=True)
 class UnsavedBlock:
@@ -31,7 +37,7 @@ class UnsavedBlock:
     Attributes:
         slot: its host slot, pinned.
         first_position: baked position of the host copy, or RAW.
-        row: retrieval index row [layers, kv_heads, head_dim] float32, contiguous.
+        row: retrieval index row [row_bytes] uint8, contiguous.
     """
 
     number: int
@@ -42,7 +48,12 @@ class UnsavedBlock:
 
 
 class DiskTier:
-    """Durable copies of blocks. Safe to call from several threads; blocks on I/O."""
+    """Durable copies of blocks. Safe to call from several threads; blocks on I/O.
+
+    Attributes:
+        budget: shared by all stores.
+        signals: what the rows of the retrieval index are made of.
+    """
 
     def __init__(
         self,
@@ -50,6 +61,7 @@ class DiskTier:
         codec: PayloadCodec,
         budget: DiskBudget,
         storage: Storage,
+        signals: EnabledSignals,
         *,
         rank: int,
     ) -> None:
@@ -64,6 +76,7 @@ class DiskTier:
                 hint=f"set --disk-format {host.format}, or --host-format {EXACT}",
             )
         self.budget = budget
+        self.signals = signals
         self._host = host
         self._codec = codec
         self._storage = storage
@@ -76,8 +89,9 @@ class DiskTier:
     def shape(self) -> StoreShape:
         return StoreShape(
             payload_bytes=self._codec.payload_bytes,
-            row_bytes=self._host.geometry.row_bytes,
+            row_bytes=self.signals.row_bytes,
             payload_format=self._codec.format,
+            row_format=self.signals.row_format,
         )
 
     @property
@@ -87,6 +101,9 @@ class DiskTier:
 
     def attach(self, workspace: str, directory: Path) -> BlockStore:
         """Open a workspace's store on this rank, or create it.
+
+        Rows that were made for other signals are made anew from the payloads, which takes as long
+        as reading all of them.
 
         Raises:
             StoreError: it belongs to another model or layout, or cannot be read.
@@ -100,7 +117,12 @@ class DiskTier:
         self.budget.opening(path)
         try:
             store = BlockStore.open(
-                self._storage, path, self.shape, self.budget, rank=self._rank
+                self._storage,
+                path,
+                self.shape,
+                self.budget,
+                rank=self._rank,
+                reindex=self._rows_of_stored,
             )
         except BaseException:
             self.budget.closed(path)
@@ -115,6 +137,26 @@ class DiskTier:
             )
         self._stores[workspace], self._paths[workspace] = store, path
         return store
+
+    def _rows_of_stored(
+        self, blocks: Iterator[tuple[StoredBlock, memoryview]]
+    ) -> Iterator[bytes]:
+        """Index rows of stored blocks from their payloads, in order, a few blocks at a time."""
+        at_once = max(1, _REINDEX_BYTES // self._codec.payload_bytes)
+        payloads = torch.empty((at_once, self._codec.payload_bytes), dtype=torch.uint8)
+        while True:
+            positions: list[int] = []
+            for block, payload in islice(blocks, at_once):
+                payloads.numpy()[len(positions)] = payload
+                positions.append(block.first_position)
+            if not positions:
+                return
+
+            def keys(layer: int, some: slice, count: int = len(positions)) -> torch.Tensor:
+                return self._codec.decode_layer(payloads[:count][some], layer)[0]
+
+            for row in self.signals.rows(keys, torch.tensor(positions)):
+                yield row.numpy().tobytes()
 
     def detach(self, workspace: str) -> None:
         store = self._stores.pop(workspace, None)

@@ -11,7 +11,7 @@ from kvws.blocks.table import RAW, BlockId, Residency
 from kvws.errors import ControlError
 from kvws.tiers.disk import DiskTier
 from kvws.tiers.lift import Lifter
-from kvws.tiers.repository import Repository, importance_of
+from kvws.tiers.repository import Repository
 from kvws.tiers.write_behind import WriteBehind
 
 _ROWS_AT_ONCE = 512
@@ -51,7 +51,7 @@ class DurableBlocks:
         """Queue a new block of an attached workspace for the disk. The repository's lock is held.
 
         Args:
-            row: its index row [layers, kv_heads, head_dim] float32, contiguous.
+            row: its index row [row_bytes] uint8, contiguous.
         """
         if self.disk.store_of(block[0]) is not None:
             self.writer.enqueue(block, entry, row)
@@ -60,9 +60,8 @@ class DurableBlocks:
         """Open a workspace's store and enter its blocks, which have no host copy yet.
 
         Yields:
-            (block numbers, their index rows [blocks, layers, kv_heads, head_dim] float32), part
-            by part; the rows are overwritten by the next part. A block whose row is damaged is
-            not entered.
+            (block numbers, their index rows [blocks, row_bytes] uint8), part by part; the rows
+            are overwritten by the next part. A block whose row is damaged is not entered.
 
         Raises:
             StoreError: it belongs to another model or layout, or cannot be read.
@@ -71,11 +70,10 @@ class DurableBlocks:
         if self._repository.table.blocks_of(workspace):
             raise ControlError(f"workspace {workspace} is attached after its first blocks")
         store = self.disk.attach(workspace, directory)
-        shape = self._repository.host.geometry
         # One buffer for all parts: a fresh one for each would leave holes in the heap between the
         # tiles of the index, as large as the index itself.
-        part = torch.empty(_ROWS_AT_ONCE, shape.layers, shape.kv_heads, shape.head_dim)
-        part_bytes = part.view(_ROWS_AT_ONCE, -1).numpy().view("uint8")
+        part = torch.empty((_ROWS_AT_ONCE, self.disk.signals.row_bytes), dtype=torch.uint8)
+        part_bytes = part.numpy()
         numbers: list[int] = []
         for number, row in store.read_rows():
             part_bytes[len(numbers)] = row
@@ -88,12 +86,12 @@ class DurableBlocks:
             self._enter(workspace, numbers, part[: len(numbers)])
             yield numbers, part[: len(numbers)]
 
-    def _enter(self, workspace: str, numbers: list[int], means: torch.Tensor) -> None:
-        """Enter stored blocks into the repository. `means`: their rows."""
-        norms = importance_of(means)
+    def _enter(self, workspace: str, numbers: list[int], rows: torch.Tensor) -> None:
+        """Enter stored blocks into the repository."""
+        importance = self.disk.signals.importance(rows)
         with self._repository.lock:
-            for number, norm in zip(numbers, norms, strict=True):
-                entry = Residency("", None, RAW, importance=norm, stored=True)
+            for number, worth in zip(numbers, importance, strict=True):
+                entry = Residency("", None, RAW, importance=worth, stored=True)
                 self._repository.add((workspace, number), entry)
 
     def detach(self, workspace: str) -> None:

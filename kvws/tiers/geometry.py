@@ -34,8 +34,3 @@ class PayloadGeometry:
     def slot_bytes(self) -> int:
         """Bytes of host memory that one block takes: whole sectors."""
         return -(-self.block_bytes // SECTOR_BYTES) * SECTOR_BYTES
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a block's retrieval index row: [layers, kv_heads, head_dim] float32."""
-        return self.layers * self.kv_heads * self.head_dim * torch.float32.itemsize

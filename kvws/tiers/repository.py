@@ -11,22 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
-
 from kvws.blocks.table import BlockId, BlockTable, Residency
 from kvws.tiers.host import HostTier
 from kvws.tiers.policy import EvictionPolicy
 
 HALF_LIFE_SELECTIONS = 64.0
 """After so many selections a retrieval counts half when the host tier chooses what to give up."""
-
-
-def importance_of(rows: torch.Tensor) -> list[float]:
-    """Norm of each block's mean raw K. rows: [blocks, layers, kv_heads, head_dim]."""
-    flat = rows.flatten(1)
-    squares = torch.bmm(flat.unsqueeze(1), flat.unsqueeze(2)).flatten()  # no copy of the rows
-    return [float(square) ** 0.5 for square in squares]
-
 
 YOUNG_SELECTIONS = 8.0
 """For so many selections a new host copy is spared: its thread's next view has every new block,

@@ -28,6 +28,7 @@ from kvws.http.options import FrontOptions
 from kvws.http.recorder import Recorder
 from kvws.http.server import serve
 from kvws.limits import Limits
+from kvws.recall.recipe import recipe_named
 from kvws.serving.assemble import assemble_service
 from kvws.serving.session_service import SessionService
 from kvws.session.identity import identify
@@ -229,6 +230,7 @@ def running_front(
     service = assemble_service(
         engine,
         limits,
+        recipe_named("mean-k"),
         answer_format=ScriptedFormat(real_format, script, tokenizer),
         model_path=model,
         name="simulated",

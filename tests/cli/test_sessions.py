@@ -23,7 +23,7 @@ from kvws.store.posix import PosixStorage
 from kvws.store.record import encode_frame, pack
 from kvws.store.segment import aligned_buffer
 
-SHAPE = StoreShape(payload_bytes=4096, row_bytes=64, payload_format="exact")
+SHAPE = StoreShape(payload_bytes=4096, row_bytes=64, payload_format="exact", row_format="f16")
 SEGMENT_BLOCKS = 4
 RANKS = 2
 IDENTITY = ModelIdentity(

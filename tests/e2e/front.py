@@ -32,6 +32,7 @@ from kvws.http.replies import Dialects
 from kvws.http.responses import RESPONSES
 from kvws.http.server import serve
 from kvws.limits import Limits
+from kvws.recall.recipe import recipe_named
 from kvws.serving.assemble import assemble_service
 from kvws.serving.session_service import SessionService
 from kvws.session.identity import identify
@@ -213,6 +214,7 @@ def _scripted_service(
     service = assemble_service(
         engine,
         LIMITS,
+        recipe_named("mean-k"),
         answer_format=ScriptedFormat(ChatFormat.offline(str(model)), script, tokenizer),
         model_path=model,
         name="simulated",

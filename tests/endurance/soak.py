@@ -34,6 +34,7 @@ from kvws.http.options import FrontOptions
 from kvws.http.server import serve
 from kvws.limits import Limits
 from kvws.models import resolve_model
+from kvws.recall.recipe import recipe_named
 from kvws.serving.assemble import assemble_service
 from kvws.serving.session_service import SessionService
 from kvws.session.identity import identify
@@ -248,6 +249,7 @@ async def soaking(
     service = assemble_service(
         engine,
         LIMITS,
+        recipe_named("mean-k"),
         answer_format=ScriptedFormat(ChatFormat.offline(str(model)), Oracle(), tokenizer),
         model_path=model,
         name="simulated",

@@ -20,6 +20,7 @@ from kvws.http.app import make_app
 from kvws.http.options import FrontOptions
 from kvws.http.server import serve
 from kvws.limits import Limits
+from kvws.recall.recipe import recipe_named
 from kvws.serving.assemble import assemble_service
 from kvws.serving.session_service import SessionService
 from kvws.session.identity import identify
@@ -161,6 +162,7 @@ async def serving(running: RunningEngine, model: Path, limits: Limits) -> AsyncG
     service = assemble_service(
         running.engine,
         limits,
+        recipe_named("mean-k"),
         answer_format=running.answer_format,
         model_path=model,
         name="smollm2",

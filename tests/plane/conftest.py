@@ -8,7 +8,16 @@ import torch
 from kvws.engine.data_plane import DataPlane
 from kvws.tiers.geometry import PayloadGeometry
 from kvws.tiers.host import HostTier
-from tests.plane.rig import DIM, HOST_BLOCKS, KV_HEADS, LAYERS, Pool, Rig, rotary_table
+from tests.plane.rig import (
+    DIM,
+    HOST_BLOCKS,
+    KV_HEADS,
+    LAYERS,
+    Pool,
+    Rig,
+    rotary_table,
+    signals_of,
+)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -24,4 +33,5 @@ def rig(dtype: torch.dtype) -> Rig:
     tables = [shared, rotary_table(10.0), shared]
     geometry = PayloadGeometry(LAYERS, KV_HEADS, DIM, dtype)
     host = HostTier(geometry, HOST_BLOCKS * geometry.slot_bytes)
-    return Rig(pool, tables, DataPlane(pool, tables, host))
+    plane = DataPlane(pool, tables, host, signals_of(tables, "mean-k", "rotated-mean", "content"))
+    return Rig(pool, tables, plane)

@@ -11,8 +11,11 @@ from kvws.blocks.key import BLOCK_TOKENS, page_hashes
 from kvws.blocks.page import PageSource
 from kvws.engine.data_plane import DataPlane, StepOutcome
 from kvws.kernels.rotary import RotaryTable
+from kvws.recall.profile import Profile
+from kvws.recall.signals.build import KeyGeometry, enabled_signals
+from kvws.recall.signals.enabled import EnabledSignals
 
-LAYERS, KV_HEADS, DIM = 3, 2, 8
+LAYERS, KV_HEADS, QUERY_HEADS, DIM = 3, 2, 4, 8
 DEVICE_PAGES = 24
 HOST_BLOCKS = 12
 
@@ -33,6 +36,21 @@ def rotated(
     pairs = torch.complex(keys[..., :half].double(), keys[..., half:].double())
     turned = pairs * turn.unsqueeze(1)
     return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def signals_of(tables: list[RotaryTable], *names: str) -> EnabledSignals:
+    """Signals over the rig's keys, with two content heads on two layers."""
+    profile = Profile(
+        model="rig",
+        layers=LAYERS,
+        query_heads=QUERY_HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=DIM,
+        content_heads=((1, 0), (2, 3)),
+        rotated_layers=(0, 1),
+        content_keys="int8",
+    )
+    return enabled_signals(names, KeyGeometry(LAYERS, KV_HEADS, DIM), tables, profile)
 
 
 @dataclass

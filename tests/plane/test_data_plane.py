@@ -9,7 +9,16 @@ import torch
 
 from kvws.blocks.page import PageSource, Slice, whole_block
 from kvws.errors import ControlError
-from tests.plane.rig import DEVICE_PAGES, HOST_BLOCKS, LAYERS, Rig, rotated
+from tests.plane.rig import (
+    DEVICE_PAGES,
+    DIM,
+    HOST_BLOCKS,
+    LAYERS,
+    QUERY_HEADS,
+    Rig,
+    rotated,
+    signals_of,
+)
 
 POSITIONS = torch.arange(32)
 
@@ -26,6 +35,16 @@ def assert_filled(rig: Rig, page: int, view_index: int, original: torch.Tensor, 
         torch.testing.assert_close(
             now[0, layer].double(), expected, atol=tolerance, rtol=tolerance
         )
+
+
+def scores(rig: Rig, workspace: str, blocks: int) -> dict[str, torch.Tensor]:
+    """Of a query that is the same every time, right behind the blocks."""
+    queries = torch.randn(
+        LAYERS, 5, QUERY_HEADS, DIM, generator=torch.Generator().manual_seed(4)
+    )
+    return rig.plane.scored_index(workspace).score(
+        queries, 32 * torch.arange(blocks), 32 * blocks, torch.ones(blocks, dtype=torch.bool)
+    )
 
 
 # ---- a view, from computed pages to filled slots ---------------------------------------------
@@ -108,14 +127,22 @@ def test_several_loads_are_filled_together_and_accounted_to_their_steps(rig: Rig
     assert [rig.close(step, []).loaded_pages for step in (first, second)] == [1, 1]
 
 
-def test_a_row_of_the_index_is_the_mean_of_the_unrotated_keys(rig: Rig) -> None:
+def test_a_row_of_the_index_is_made_of_the_unrotated_keys_of_the_page(rig: Rig) -> None:
     original = rig.pool.page(4)
     rig.write(0, [3, 4], at=5)
     row = rig.plane.index_row("w", 1)
     assert row is not None
+    names = ("mean-k", "rotated-mean", "content")
+    (means,), _, (scales, codes) = signals_of(rig.tables, *names).parts(row.unsqueeze(0))
     for layer, table in enumerate(rig.tables):
         raw = rotated(original[0, layer], table, POSITIONS + 32 * 6, None)
-        torch.testing.assert_close(row[layer].double(), raw.mean(dim=0), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            means[0, layer].double(), raw.mean(dim=0), atol=1e-4, rtol=1e-3
+        )
+        for place, (of_layer, kv_head) in enumerate(((1, 0), (2, 1))):
+            if layer == of_layer:
+                keys = codes[0, place].double() * scales[0, place].double().unsqueeze(1)
+                torch.testing.assert_close(keys, raw[:, kv_head], atol=0.02, rtol=0)
 
 
 def test_the_index_does_not_depend_on_how_tokens_were_split_into_steps(rig: Rig) -> None:
@@ -356,18 +383,19 @@ def test_a_failed_load_is_counted_and_unpinned(rig: Rig) -> None:
 
 def test_forgotten_blocks_can_still_be_selected(rig: Rig) -> None:
     rig.write(0, [0, 1, 2])
-    queries = torch.randn(LAYERS, 4, 4, 8)
-    everything = torch.ones(3, dtype=torch.bool)
-    before = rig.plane.score("w", queries, everything)
+    before = scores(rig, "w", 3)
     rig.plane.forget("w", [1])
     rig.plane.check_integrity()
-    assert torch.equal(rig.plane.score("w", queries, everything), before)
+    after = scores(rig, "w", 3)
+    assert before.keys() == {"mean-k", "rotated-mean", "content"}
+    for name, of_blocks in before.items():
+        assert of_blocks.count_nonzero() == 3 and torch.equal(after[name], of_blocks)
     assert rig.plane.index_row("w", 1) is not None and rig.plane.block_payload("w", 1) is None
 
 
 def test_unknown_workspaces_score_nothing(rig: Rig) -> None:
-    queries = torch.randn(LAYERS, 4, 4, 8)
-    assert not rig.plane.score("unknown", queries, torch.ones(3, dtype=torch.bool)).any()
+    found = scores(rig, "unknown", 3)
+    assert len(found) == 3 and not any(of_blocks.any() for of_blocks in found.values())
 
 
 def test_a_forgotten_block_can_be_computed_again(rig: Rig) -> None:
@@ -404,13 +432,13 @@ def test_two_steps_that_name_the_same_block_at_once_keep_one(rig: Rig) -> None:
     for step in steps:
         rig.plane.stage_out(step, [f"of {step}"], [0])
     both_inside = threading.Barrier(2, timeout=5)
-    means = rig.plane._adoption._means
+    rows_of = rig.plane._adoption._rows
 
-    def wait_for_the_other(blocks: list[object]) -> list[torch.Tensor]:
+    def wait_for_the_other(blocks: list[object]) -> torch.Tensor:
         both_inside.wait()
-        return means(blocks)  # type: ignore[arg-type]
+        return rows_of(blocks)  # type: ignore[arg-type]
 
-    rig.plane._adoption._means = wait_for_the_other  # type: ignore[method-assign]
+    rig.plane._adoption._rows = wait_for_the_other  # type: ignore[method-assign]
     results: list[object] = []
 
     def close(step: str) -> None:

@@ -15,13 +15,13 @@ from kvws.engine.data_plane import DataPlane
 from kvws.errors import ConfigError, DiskTierFull, LoadFailed, UnsafeStore
 from kvws.store.block_store import BlockStore
 from kvws.store.posix import PosixStorage
-from kvws.tiers import lift, write_behind
+from kvws.tiers import disk, lift, write_behind
 from kvws.tiers.budget import DiskBudget
 from kvws.tiers.codec import make_codec
 from kvws.tiers.disk import DiskTier, UnsavedBlock
 from kvws.tiers.geometry import PayloadGeometry
 from kvws.tiers.host import HostTier
-from tests.plane.rig import DIM, KV_HEADS, LAYERS, Pool, Rig, rotary_table, rotated
+from tests.plane.rig import DIM, KV_HEADS, LAYERS, Pool, Rig, rotary_table, rotated, signals_of
 
 HOST_BLOCKS = 6
 
@@ -36,12 +36,14 @@ class DiskRig(Rig):
         disk_format: str = "exact",
         host_format: str = "exact",
         dtype: torch.dtype = torch.float32,
+        signals: tuple[str, ...] = ("mean-k",),
     ) -> None:
         table, other = rotary_table(100.0), rotary_table(10.0)
         super().__init__(Pool.random(dtype), [table, other, table], plane=None)  # type: ignore[arg-type]
         self.folder = folder
         self.disk_format = disk_format
         self.host_format = host_format
+        self.signals = signals
         self.held: list[int] = []
         self.start()
 
@@ -53,14 +55,16 @@ class DiskRig(Rig):
         if self.host_format != "exact":
             capacity_bytes += HOST_BLOCKS * geometry.slot_bytes
         host = HostTier(geometry, capacity_bytes, codec, staged_pages=HOST_BLOCKS)
+        enabled = signals_of(self.tables, *self.signals)
         self.disk = DiskTier(
             host,
             make_codec(self.disk_format, geometry, self.tables),
             DiskBudget(1 << 30, self.folder, rank=0),
             PosixStorage(self.folder),
+            enabled,
             rank=0,
         )
-        self.plane = DataPlane(self.pool, self.tables, host, self.disk)
+        self.plane = DataPlane(self.pool, self.tables, host, enabled, self.disk)
         self.held = self.plane.attach("w", str(self.folder))
 
     def restart(self) -> None:
@@ -494,3 +498,65 @@ def test_the_budget_counts_workspaces_that_nobody_has_open(rig: DiskRig, tmp_pat
     assert budget.used_bytes == 0
     rig.start()
 
+
+
+# ---- other signals ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["exact", "int8"])
+def test_rows_are_made_anew_when_a_workspace_is_opened_with_other_signals(
+    tmp_path: Path, format: str
+) -> None:
+    """Those of bit-exact payloads are what they would have been from the start."""
+    torch.manual_seed(3)
+    every = ("mean-k", "rotated-mean", "content")
+    for folder in "ab":
+        (tmp_path / folder).mkdir(mode=0o700)
+    originals = DiskRig(tmp_path / "a", disk_format=format, signals=every)
+    originals.write_pages(0, [0, 1, 2, 3], at=4)
+    expected = [originals.plane.index_row("w", block) for block in range(4)]
+
+    rig = DiskRig(tmp_path / "b", disk_format=format)
+    rig.pool = originals.pool
+    rig.restart()
+    rig.write_pages(0, [0, 1, 2, 3], at=4)
+    rig.until_saved()
+    narrow = rig.plane.index_row("w", 2)
+    rig.signals = every
+    rig.restart()
+    assert rig.held == [0, 1, 2, 3] and rig.plane.stats()["host_used_blocks"] == 0
+    for block in range(4):
+        row, wanted = rig.plane.index_row("w", block), expected[block]
+        assert row is not None and wanted is not None and narrow is not None
+        assert len(row) > len(narrow)
+        if format == "exact":
+            assert torch.equal(row, wanted)
+            continue
+        for made, computed in zip(
+            rig.disk.signals.parts(row.unsqueeze(0)),
+            rig.disk.signals.parts(wanted.unsqueeze(0)),
+            strict=True,
+        ):
+            assert (made[0].float() - computed[0].float()).abs().max() < 0.05
+    originals.plane.close()
+    rig.plane.close()
+
+
+def test_rows_are_made_a_few_blocks_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = DiskRig(tmp_path, signals=("content",))
+    rig.write_pages(0, [0, 1, 2, 3, 4], at=0)
+    rig.until_saved()
+    rig.signals = ("rotated-mean",)
+    rig.restart()
+    together = [rig.plane.index_row("w", block) for block in range(5)]
+    rig.signals = ("content",)
+    rig.restart()
+    monkeypatch.setattr(disk, "_REINDEX_BYTES", 2 * rig.disk.shape.payload_bytes)
+    rig.signals = ("rotated-mean",)
+    rig.restart()
+    for block in range(5):
+        row, other = rig.plane.index_row("w", block), together[block]
+        assert row is not None and other is not None and torch.equal(row, other)
+    rig.plane.close()

@@ -11,10 +11,11 @@ from kvws.engine.tiers import TierSettings, open_disk, open_host
 from kvws.errors import ConfigError
 from kvws.tiers.geometry import PayloadGeometry
 from kvws.tiers.host import HostTier
-from tests.plane.rig import DIM, KV_HEADS, LAYERS, rotary_table
+from tests.plane.rig import DIM, KV_HEADS, LAYERS, rotary_table, signals_of
 
 GEOMETRY = PayloadGeometry(LAYERS, KV_HEADS, DIM, torch.float32)
 TABLES = [rotary_table(100.0)] * LAYERS
+SIGNALS = signals_of(TABLES, "mean-k")
 
 
 def host(tiers: TierSettings) -> HostTier:
@@ -38,10 +39,10 @@ def test_a_quantised_host_tier_keeps_room_for_pages_that_wait_to_be_encoded() ->
 
 def test_the_disk_budget_is_shared_out_over_the_ranks(tmp_path: Path) -> None:
     tiers = TierSettings(20 * GEOMETRY.slot_bytes, disk_dir=str(tmp_path), disk_bytes=1 << 20)
-    disk = open_disk(tiers, host(tiers), TABLES, rank=1, ranks=4)
+    disk = open_disk(tiers, host(tiers), TABLES, SIGNALS, rank=1, ranks=4)
     assert disk is not None and disk.budget.capacity_bytes == 1 << 18
 
 
 def test_without_a_folder_there_is_no_disk() -> None:
     tiers = TierSettings(20 * GEOMETRY.slot_bytes)
-    assert open_disk(tiers, host(tiers), TABLES, rank=0, ranks=1) is None
+    assert open_disk(tiers, host(tiers), TABLES, SIGNALS, rank=0, ranks=1) is None

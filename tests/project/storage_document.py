@@ -78,7 +78,7 @@ def read_rank(folder: Path) -> dict[int, tuple[dict[str, Any], bytes, bytes]]:
     sizes = read_manifest(folder / "MANIFEST", "Rank manifest")
     live: dict[int, dict[str, Any]] = {}
     kinds = {row[1]: int(row[0]) for row in rows("index.log", "kind")}
-    frames = read_frames((folder / "index.log").read_bytes())
+    frames = read_frames((folder / of_row_set("index.log", sizes)).read_bytes())
     for index, (kind, content) in enumerate(frames):
         assert (kind == kinds["base"]) == (index == 0)
         if kind == kinds["put"]:
@@ -94,6 +94,12 @@ def read_rank(folder: Path) -> dict[int, tuple[dict[str, Any], bytes, bytes]]:
     return {key: (record, *read_slot(folder, record, sizes)) for key, record in live.items()}
 
 
+def of_row_set(name: str, sizes: dict[str, Any]) -> str:
+    """What a file of row set 0 is called in the one that counts."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}.{sizes['row_set']}.{suffix}" if sizes["row_set"] else name
+
+
 def read_slot(folder: Path, record: dict[str, Any], sizes: dict[str, Any]) -> tuple[bytes, bytes]:
     segment, slot = divmod(record["slot"], sizes["segment_blocks"])
     payload_bytes, row_bytes = sizes["payload_bytes"], sizes["row_bytes"]
@@ -101,14 +107,16 @@ def read_slot(folder: Path, record: dict[str, Any], sizes: dict[str, Any]) -> tu
     data = (folder / f"segment-{segment:06}.kv").read_bytes()
     data = data[slot * (payload_bytes + footer_bytes) :][: payload_bytes + footer_bytes]
     payload, sector = data[:payload_bytes], data[payload_bytes:]
-    row = (folder / f"rows-{segment:06}.mk").read_bytes()[slot * row_bytes :][:row_bytes]
+    rows_name = of_row_set(f"rows-{segment:06}.mk", sizes)
+    row = (folder / rows_name).read_bytes()[slot * row_bytes :][:row_bytes]
     footer = read_fields("Footer", sector)
     assert footer["magic"] == bytes.fromhex(constant("footer magic"))
     assert footer["payload_format"].rstrip(b"\0").decode() == sizes["payload_format"]
     assert footer["digest"] == xxh3_128_digest(sector[: footer["end"] - 16])
     assert sector[footer["end"] :].count(0) == footer_bytes - footer["end"]
-    assert (footer["payload_bytes"], footer["row_bytes"]) == (payload_bytes, row_bytes)
-    assert all(footer[name] == value for name, value in record.items() if name != "end")
+    assert footer["payload_bytes"] == payload_bytes
+    of_the_row_put = {"row_digest", "end"}
+    assert all(footer[name] == record[name] for name in record.keys() - of_the_row_put)
     assert record["payload_digest"] == xxh3_128_digest(payload)
     assert record["row_digest"] == xxh3_128_digest(row)
     return payload, row

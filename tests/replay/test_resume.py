@@ -18,6 +18,8 @@ from rich.console import Console
 from kvws.chat.message import Message
 from kvws.cli.main import main
 from kvws.errors import ConfigError
+from kvws.recall.recipe import Recipe, recipe_named
+from kvws.recall.selector import Selector
 from kvws.replay.report import as_json, print_report
 from kvws.replay.run import ReplayedStep, ReplayOptions, SessionReplay, workspace_name
 from kvws.replay.trace import Trace, TraceStep
@@ -79,6 +81,7 @@ class Lives:
             self.engine,
             LIMITS,
             self.options,
+            selector=Selector(recipe_named("mean-k")),
             name=NAME,
             store=self.store,
             identity=IDENTITY,
@@ -268,8 +271,12 @@ async def test_at_its_end_everything_is_acknowledged(tmp_path: Path) -> None:
 def test_only_a_replay_that_would_do_the_same_has_the_same_name() -> None:
     options = ReplayOptions()
 
-    def name(trace: bytes, model: str, limits: Any, options: ReplayOptions) -> str:
-        return workspace_name(TRACE, trace, model, limits, options)
+    recipe = recipe_named("auto")
+
+    def name(
+        trace: bytes, model: str, limits: Any, options: ReplayOptions, recipe: Recipe = recipe
+    ) -> str:
+        return workspace_name(TRACE, trace, model, limits, options, recipe)
 
     same = name(b"x", "m", LIMITS, options)
     assert same.startswith("replay-a-session-")
@@ -280,11 +287,12 @@ def test_only_a_replay_that_would_do_the_same_has_the_same_name() -> None:
         name(b"x", "m", replace(LIMITS, recent_tokens=96), options),
         name(b"x", "m", LIMITS, replace(options, max_tokens=9)),
         name(b"x", "m", LIMITS, replace(options, generate_tokens=9)),
+        name(b"x", "m", LIMITS, options, recipe_named("mean-k")),
     }
-    assert len(others) == 5 and same not in others
+    assert len(others) == 6 and same not in others
     odd = replace(TRACE, name="a\n" + 300 * "ä")
-    assert len(workspace_name(odd, b"", "m", LIMITS, options)) < 300
-    assert workspace_name(odd, b"", "m", LIMITS, options).isprintable()
+    assert len(workspace_name(odd, b"", "m", LIMITS, options, recipe)) < 300
+    assert workspace_name(odd, b"", "m", LIMITS, options, recipe).isprintable()
 
 
 def test_resuming_without_a_store_is_an_error_with_a_hint(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from kvws.chat.format import AnswerFormat, AnswerPart, Ended
 from kvws.chat.message import Message
 from kvws.engine.protocol import Chunk, GenerateRequest
 from kvws.limits import Limits
+from kvws.recall.recipe import recipe_named
 from kvws.serving.assemble import assemble_service
 from kvws.serving.session_service import SessionService
 from kvws.session.caller import Caller
@@ -167,6 +168,7 @@ class Rig:
         service = assemble_service(
             engine,
             limits,
+            recipe_named("mean-k"),
             answer_format=answer_format(words),
             model_path=model,
             name="simulated",

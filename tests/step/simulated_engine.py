@@ -28,9 +28,11 @@ from kvws.engine import wire
 from kvws.engine.data_plane import DataPlane
 from kvws.engine.operations import Operations
 from kvws.engine.protocol import Chunk, ClosedStep, GenerateRequest, Scores
+from kvws.engine.scores import scores_of_ranks
 from kvws.engine.tap import QueryTap
 from kvws.errors import EngineError, LoadFailed
 from kvws.kernels.rotary import RotaryTable
+from kvws.recall.signals.build import KeyGeometry, enabled_signals
 from kvws.store.storage import Storage
 from kvws.tiers.budget import DiskBudget
 from kvws.tiers.codec import make_codec
@@ -133,6 +135,7 @@ class SimulatedEngine:
         chunk_tokens: int = 64,
         storage: Storage | None = None,
         disk_format: str = "exact",
+        signals: tuple[str, ...] = ("mean-k",),
     ) -> None:
         """`storage`: the disk below the host tier; it outlives the engine."""
         self._arguments = {
@@ -142,6 +145,7 @@ class SimulatedEngine:
             "chunk_tokens": chunk_tokens,
             "storage": storage,
             "disk_format": disk_format,
+            "signals": signals,
         }
         angle = torch.arange(4096, dtype=torch.float64).unsqueeze(1) * 100.0 ** (
             -torch.arange(0, DIM, 2, dtype=torch.float64) / DIM
@@ -153,18 +157,20 @@ class SimulatedEngine:
         self.v_buffer = [torch.full(slots, torch.nan) for _ in range(LAYERS)]
         self.host = HostTier(GEOMETRY, host_blocks * GEOMETRY.slot_bytes)
         tables = [table] * LAYERS
+        enabled = enabled_signals(signals, KeyGeometry(LAYERS, 1, DIM), tables)
         self.disk = (
             DiskTier(
                 self.host,
                 make_codec(disk_format, GEOMETRY, tables),
                 DiskBudget(1 << 30, Path("/nowhere"), rank=0),
                 storage,
+                enabled,
                 rank=0,
             )
             if storage is not None
             else None
         )
-        self.plane = DataPlane(self, tables, self.host, self.disk)
+        self.plane = DataPlane(self, tables, self.host, enabled, self.disk)
         self.tap = QueryTap()
         self._operations = Operations(
             self.plane,
@@ -252,12 +258,25 @@ class SimulatedEngine:
     async def watch_queries(self, rid: str, first_position: int) -> None:
         await self._control("watch", rid=rid, first_position=first_position)
 
-    async def score(self, rid: str, workspace: str, candidates: bytes) -> Scores:
-        reply = await self._control("score", rid=rid, workspace=workspace, candidates=candidates)
-        if reply["rows"] == 0:
-            return Scores(0, np.zeros(len(candidates), dtype=np.float32))
-        scores = np.frombuffer(reply["scores"], dtype=np.float32) / reply["heads"]
-        return Scores(reply["rows"], scores)
+    async def score(
+        self,
+        rid: str,
+        workspace: str,
+        candidates: bytes,
+        first_positions: bytes,
+        query_first: int,
+        content_rows: bytes = b"",
+    ) -> Scores:
+        reply = await self._control(
+            "score",
+            rid=rid,
+            workspace=workspace,
+            candidates=candidates,
+            first_positions=first_positions,
+            query_first=query_first,
+            content_rows=content_rows,
+        )
+        return scores_of_ranks([reply])
 
     async def stats(self) -> list[dict[str, int]]:
         device_used_bytes = len(self._tree) * GEOMETRY.block_bytes

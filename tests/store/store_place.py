@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvws.errors import DiskTierFull
-from kvws.store.block import NewBlock, StoredBlock, StoreShape
+from kvws.store.block import NewBlock, Reindex, StoredBlock, StoreShape
 from kvws.store.block_store import BlockStore
 from kvws.store.log import AppendLog
 from kvws.store.posix import PosixStorage
 from kvws.store.segment import FOOTER_BYTES, aligned_buffer
+from tests.store.rows import reindex_to, row_of
 
-SHAPE = StoreShape(payload_bytes=8192, row_bytes=40, payload_format="exact")
+SHAPE = StoreShape(8192, 40, "exact", "mean-k/float32/v1")
+OTHER_ROWS = StoreShape(8192, 56, "exact", "other/v1")
 SEGMENT_BLOCKS = 4
 SEGMENT_BYTES = SEGMENT_BLOCKS * (SHAPE.payload_bytes + FOOTER_BYTES + SHAPE.row_bytes)
 
@@ -43,13 +45,16 @@ class Place:
         self.path = path / "rank-0"
         self.budget = Budget()
 
-    def open(self, shape: StoreShape = SHAPE, *, rank: int = 0) -> BlockStore:
+    def open(
+        self, shape: StoreShape = SHAPE, *, rank: int = 0, reindex: Reindex | None = None
+    ) -> BlockStore:
         return BlockStore.open(
             self.storage,
             self.path,
             shape,
             self.budget,
             rank=rank,
+            reindex=reindex,
             segment_blocks=SEGMENT_BLOCKS,
         )
 
@@ -70,7 +75,11 @@ class Place:
         log.close()
 
 
-def block(number: int, version: int = 0) -> NewBlock:
+def reopened(place: Place, shape: StoreShape = OTHER_ROWS) -> BlockStore:
+    return place.open(shape, reindex=reindex_to(shape))
+
+
+def block(number: int, version: int = 0, shape: StoreShape = SHAPE) -> NewBlock:
     chance = random.Random(f"{number}/{version}")
     payload = aligned_buffer(SHAPE.payload_bytes)
     payload[:] = chance.randbytes(SHAPE.payload_bytes)
@@ -79,12 +88,12 @@ def block(number: int, version: int = 0) -> NewBlock:
         page_hash=chance.randbytes(32),
         first_position=chance.choice((-1, 32 * number)),
         payload=payload,
-        row=memoryview(chance.randbytes(SHAPE.row_bytes)),
+        row=memoryview(row_of(payload, shape)),
     )
 
 
 def fill(store: BlockStore, numbers: Iterable[int], version: int = 0) -> None:
-    store.put([block(number, version) for number in numbers])
+    store.put([block(number, version, store.shape) for number in numbers])
 
 
 def buffers(count: int) -> list[memoryview]:
@@ -101,7 +110,7 @@ def assert_holds(store: BlockStore, versions: dict[int, int]) -> None:
         into = buffers(len(run))
         store.read(run, into)
         for number, payload in zip(run, into, strict=True):
-            expected, held = block(number, versions[number]), store.find(number)
+            expected, held = block(number, versions[number], store.shape), store.find(number)
             assert held is not None
             assert payload == expected.payload and rows[number] == expected.row
             assert held.page_hash == expected.page_hash

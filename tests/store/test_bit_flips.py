@@ -40,7 +40,7 @@ def test_control_payloads_and_rows_without_digests(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(transfer, "xxh3_128_digest", lambda _: AnyDigest(16))
     campaign = BitFlips(seed=1)
     campaign.flip_random_bits(2000)
-    found = {text.split(".")[1].split()[0] for text in campaign.report.violations}
+    found = {text.split()[0].split(".")[-1] for text in campaign.report.violations}
     assert found == {"kv", "mk"}, str(campaign.report)
 
 

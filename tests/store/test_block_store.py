@@ -275,15 +275,15 @@ def test_integrity_catches_a_planted_fault(store: BlockStore, fault: str) -> Non
     if fault == "slot twice":
         store._blocks[0] = stored(0, 0, 1)
     elif fault == "slot lost":
-        store._slots._free.pop()
+        store._space._slots._free.pop()
     elif fault == "outside":
         store._blocks[0] = stored(0, 0, 400)
     elif fault == "generation":
         store._next_generation = 2
     elif fault == "count":
-        store._slots._used_of[0] += 1
+        store._space._slots._used_of[0] += 1
     else:
-        store._slots._free.append(store._slots._free[0])
+        store._space._slots._free.append(store._space._slots._free[0])
     with pytest.raises(AssertionError):
         store.check_integrity()
 

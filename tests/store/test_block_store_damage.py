@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvws.errors import CorruptBlock, OtherModel, StoreFormatError
 from kvws.store.block import StoreShape
 from kvws.store.block_store import BlockStore
 from kvws.store.index_records import encode_drop, encode_put, replay
-from kvws.store.rank_manifest import read_shape
+from kvws.store.rank_manifest import read_layout
 from kvws.store.record import encode_frame, pack
 from kvws.store.segment import FOOTER_BYTES
 from tests.store.store_place import (
@@ -116,9 +118,10 @@ def test_what_a_cut_off_creation_left_is_removed(place: Place, store: BlockStore
 @pytest.mark.parametrize(
     ("shape", "rank", "message"),
     [
-        (StoreShape(4096, 40, "exact"), 0, "payload_bytes 8192, not 4096"),
-        (StoreShape(8192, 44, "exact"), 0, "row_bytes 40, not 44"),
-        (StoreShape(8192, 40, "int8"), 0, "payload_format 'exact', not 'int8'"),
+        (replace(SHAPE, payload_bytes=4096), 0, "payload_bytes 8192, not 4096"),
+        (replace(SHAPE, row_bytes=44), 0, "row_bytes 40, not 44"),
+        (replace(SHAPE, payload_format="int8"), 0, "payload_format 'exact', not 'int8'"),
+        (replace(SHAPE, row_format="b/v1"), 0, "row_format 'mean-k/float32/v1', not 'b/v1'"),
         (SHAPE, 1, "rank 0, not 1"),
     ],
 )
@@ -141,7 +144,7 @@ def test_the_directory_keeps_its_segment_size_and_tells_its_shape(
     )
     assert_holds(store, {number: 0 for number in range(5)})
     assert store.allocated_bytes == 2 * SEGMENT_BYTES
-    assert read_shape(place.storage, place.path) == SHAPE
+    assert read_layout(place.storage, place.path).shape == SHAPE
     store.close()
 
 
@@ -157,6 +160,11 @@ def test_the_directory_keeps_its_segment_size_and_tells_its_shape(
         {"segment_blocks": "4"},
         {"payload_format": 3},
         {"payload_format": "x" * 17},
+        {"version": 2},
+        {"row_format": "", "version": 2, "row_set": 0},
+        {"row_format": "x" * 121, "version": 2, "row_set": 0},
+        {"row_set": -1, "version": 2, "row_format": "b/v1"},
+        {"row_set": 2**40, "version": 2, "row_format": "b/v1"},
     ],
 )
 def test_a_manifest_with_impossible_sizes_is_refused(
@@ -172,9 +180,10 @@ def test_a_manifest_with_impossible_sizes_is_refused(
         "segment_blocks": 4,
     }
     (place.path / "MANIFEST").write_bytes(encode_frame(pack(content), 0))
-    assert read_shape(place.storage, place.path) == SHAPE
+    assert read_layout(place.storage, place.path).shape == SHAPE
     (place.path / "MANIFEST").write_bytes(encode_frame(pack({**content, **change}), 0))
-    with pytest.raises(StoreFormatError, match=next(iter(change))):
+    wrong = "row_format" if change == {"version": 2} else next(iter(change))
+    with pytest.raises(StoreFormatError, match=wrong):
         place.open()
 
 

@@ -19,6 +19,7 @@ def test_a_full_file_system() -> None:
     print(report)
     assert not report.violations, str(report)
     assert report.counts["refusals"] >= 15
+    assert report.counts["rows made anew"]
 
 
 def test_control_a_write_that_hides_a_full_disk_is_caught(

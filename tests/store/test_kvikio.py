@@ -134,7 +134,7 @@ def test_a_block_store_works_on_it(storage: KvikioStorage, tmp_path: Path) -> No
         def give_back(self, size_bytes: int) -> None: ...
 
     rng = random.Random(4)
-    shape = StoreShape(4 * SECTOR_BYTES, 64, "exact")
+    shape = StoreShape(4 * SECTOR_BYTES, 64, "exact", "any/v1")
     payloads = [rng.randbytes(shape.payload_bytes) for _ in range(9)]
     store = BlockStore.open(storage, tmp_path / "rank-0", shape, Unlimited(), segment_blocks=4)
     store.put(

@@ -39,7 +39,8 @@ class StoreAgainstDict(RuleBasedStateMachine):
         numbers += self.chance.sample(live, min(replaced, len(live)))
         batch = [self.oracle.offer(number) for number in numbers]
         self.oracle.begin({offered.number: offered for offered in batch})
-        self._call(lambda: self.store.put([offered.new_block() for offered in batch]))
+        shape = self.store.shape
+        self._call(lambda: self.store.put([offered.new_block(shape) for offered in batch]))
 
     @precondition(lambda self: self.oracle.settled)
     @rule(count=st.integers(1, 8))
@@ -90,6 +91,12 @@ class StoreAgainstDict(RuleBasedStateMachine):
         self._open()
 
     @rule()
+    def reindex(self) -> None:
+        self.store.close()
+        assert self.disk.open_files == 0
+        self._open(other_rows=True)
+
+    @rule()
     def kill(self) -> None:
         self.disk = self.disk.kill()
         self._open()
@@ -112,6 +119,7 @@ class StoreAgainstDict(RuleBasedStateMachine):
         self.disk.before_operation = look
         self.put(new=3, replaced=2)
         self.drop(count=2) if self.oracle.settled else None
+        self.reindex()
         self.disk.before_operation = None
         if found:
             self.disk, self.oracle = found[0]
@@ -131,13 +139,13 @@ class StoreAgainstDict(RuleBasedStateMachine):
         else:
             self.oracle.acknowledge()
 
-    def _open(self) -> None:
+    def _open(self, *, other_rows: bool = False) -> None:
         try:
-            self.store = open_store(self.disk)
-        except OSError:
+            self.store = open_store(self.disk, other_rows=other_rows)
+        except (OSError, DiskTierFull):
             assert self.disk.open_files == 0
             self.disk.fault = None
-            self.store = open_store(self.disk)
+            self.store = open_store(self.disk, other_rows=other_rows)
         self.oracle.check_restart(self.store)
 
 

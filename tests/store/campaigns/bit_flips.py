@@ -15,10 +15,10 @@ from pathlib import Path
 from kvws.errors import CorruptBlock, OtherModel, StoreFormatError
 from kvws.store.block import StoredBlock
 from kvws.store.block_store import BlockStore
+from kvws.store.segment import SegmentLayout, segment_name
 from kvws.store.storage import SECTOR_BYTES
 from tests.store.campaigns.oracle import (
     FOLDER,
-    SEGMENT_BLOCKS,
     SHAPE,
     Oracle,
     Violation,
@@ -49,15 +49,22 @@ class Victim:
         return [path for path in self.files() if path.suffix != ".kv"]
 
 
-def small_victim(seed: int, blocks: int = 5) -> Victim:
-    """A store with some blocks, of which one was replaced and one dropped."""
+def small_victim(seed: int, blocks: int = 5, *, reindexed: bool) -> Victim:
+    """A store with some blocks, of which one was replaced and one dropped.
+
+    Args:
+        reindexed: rows were made anew when all but the replacement had been put.
+    """
     disk, oracle = SimulatedDisk(seed), Oracle()
     disk.make_directory(FOLDER.parent)
     store = open_store(disk)
     for numbers in (range(blocks - 2), range(blocks - 2, blocks), [1]):
+        if reindexed and numbers == [1]:
+            store.close()
+            store = open_store(disk, other_rows=True)
         batch = [oracle.offer(number) for number in numbers]
         oracle.begin({offered.number: offered for offered in batch})
-        store.put([offered.new_block() for offered in batch])
+        store.put([offered.new_block(store.shape) for offered in batch])
         oracle.acknowledge()
     store.drop([0])
     del oracle.settled[0]
@@ -95,30 +102,36 @@ class BitFlips:
 
     def flip_every_bit(self, stride: int = 1) -> None:
         """Flip each bit (or every `stride`-th) of the files that an open reads, and reopen."""
-        victim = small_victim(self.report.seed)
-        for path in victim.small_files():
-            for bit in range(0, 8 * len(victim.disk.content(path)), stride):
-                self._flip_and_reopen(victim, path, bit)
+        for victim in self._victims():
+            for path in victim.small_files():
+                for bit in range(0, 8 * len(victim.disk.content(path)), stride):
+                    self._flip_and_reopen(victim, path, bit)
 
     def truncate_everywhere(self, stride: int = 1) -> None:
         """Cut each file at every length (or every `stride`-th, and beside sector bounds)."""
-        victim = small_victim(self.report.seed)
-        for path in victim.files():
-            for length in range(len(victim.disk.content(path))):
-                if length % stride and (length + 1) % SECTOR_BYTES > 2:
-                    continue
-                damaged = victim.disk.kill()
-                del damaged.content(path)[length:]
-                self.report.count("cuts")
-                self._reopen(Victim(damaged, victim.oracle), f"{path.name} cut to {length}")
+        for victim in self._victims():
+            for path in victim.files():
+                for length in range(len(victim.disk.content(path))):
+                    if length % stride and (length + 1) % SECTOR_BYTES > 2:
+                        continue
+                    damaged = victim.disk.kill()
+                    del damaged.content(path)[length:]
+                    self.report.count("cuts")
+                    self._reopen(Victim(damaged, victim.oracle), f"{path.name} cut to {length}")
 
     def flip_random_bits(self, flips: int) -> None:
         """Flip random bits of every file, mostly under a store that is open."""
         chance = random.Random(self.report.seed)
-        victim = small_victim(self.report.seed, blocks=12)
+        for victim in self._victims(blocks=12):
+            self._flip_random_bits(victim, flips // 2, chance)
+
+    def _victims(self, blocks: int = 5) -> list[Victim]:
+        return [small_victim(self.report.seed, blocks, reindexed=r) for r in (False, True)]
+
+    def _flip_random_bits(self, victim: Victim, flips: int, chance: random.Random) -> None:
         running = victim.disk.kill()
         store = open_store(running)
-        sites = [site for block in store.blocks() for site in _sites(block)]
+        sites = [site for block in store.blocks() for site in _sites(block, store._layout)]
         for index in range(flips):
             if len(self.report.violations) > MAX_VIOLATIONS:
                 break
@@ -177,15 +190,14 @@ class BitFlips:
         self.report.violations.append(f"{damage}: {type(error).__name__}: {error}")
 
 
-def _sites(block: StoredBlock) -> list[tuple[int, Path, int, int]]:
+def _sites(block: StoredBlock, layout: SegmentLayout) -> list[tuple[int, Path, int, int]]:
     """Where a block lies: (number, file, first byte, bytes) of its slot and of its row."""
-    segment, index = divmod(block.slot, SEGMENT_BLOCKS)
-    slot_bytes = SHAPE.payload_bytes + SECTOR_BYTES
-    slot = FOLDER / f"segment-{segment:06}.kv"
-    rows = FOLDER / f"rows-{segment:06}.mk"
+    segment = layout.segment(block.slot)
+    slot = FOLDER / segment_name(segment)
+    rows = FOLDER / layout.rows_name(segment)
     return [
-        (block.number, slot, index * slot_bytes, slot_bytes),
-        (block.number, rows, index * SHAPE.row_bytes, SHAPE.row_bytes),
+        (block.number, slot, layout.payload_offset(block.slot), layout.slot_bytes),
+        (block.number, rows, layout.row_offset(block.slot), layout.shape.row_bytes),
     ]
 
 

@@ -97,12 +97,17 @@ class DiskFull:
 
     def _reopen(self) -> BlockStore:
         """A full disk may refuse to open a store for writing; it must not harm it."""
-        try:
-            store = open_store(self._storage, self._folder, self._budget)
-        except (OSError, DiskTierFull):
-            self.report.count("opens refused")
-            self._filler.unlink(missing_ok=True)
-            store = open_store(self._storage, self._folder, self._budget)
+        other_rows = self._chance.random() < 0.5
+        for wanted in (other_rows, other_rows, False):
+            try:
+                store = open_store(self._storage, self._folder, self._budget, other_rows=wanted)
+                break
+            except (OSError, DiskTierFull):
+                self.report.count("opens refused")
+                self._filler.unlink(missing_ok=True)
+        else:
+            raise Violation("the store cannot be opened although there is space")
+        self.report.count("rows made anew", wanted)
         self._oracle.check_restart(store)
         return store
 
@@ -136,7 +141,7 @@ class DiskFull:
         batch = [self._oracle.offer(number) for number in numbers]
         self._oracle.begin({offered.number: offered for offered in batch})
         try:
-            store.put([offered.new_block() for offered in batch])
+            store.put([offered.new_block(store.shape) for offered in batch])
         except (OSError, DiskTierFull) as error:
             self._refused(store, error)
             return False

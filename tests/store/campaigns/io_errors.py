@@ -81,14 +81,16 @@ class Session:
         store.close()
         store = self._open()
         self._put(store, 2, 2)
+        store.close()
+        store = self._open(other_rows=True)
         self._call(store, store.compact)
         return store
 
-    def _open(self) -> BlockStore:
+    def _open(self, *, other_rows: bool = False) -> BlockStore:
         for _ in range(MAX_ATTEMPTS):
             budget = Budget()
             try:
-                store = open_store(self.disk, budget=budget)
+                store = open_store(self.disk, budget=budget, other_rows=other_rows)
             except REFUSALS:
                 self.errors += 1
                 self._require_closed()
@@ -108,7 +110,7 @@ class Session:
         def put() -> None:
             batch = [self.oracle.offer(number) for number in numbers]
             self.oracle.begin({offered.number: offered for offered in batch})
-            store.put([offered.new_block() for offered in batch])
+            store.put([offered.new_block(store.shape) for offered in batch])
 
         self._call(store, put)
 

@@ -24,6 +24,7 @@ from tests.store.campaigns.report import Report, arguments, end_when_stuck, fini
 MAX_LIVE_BLOCKS = 24
 MAX_LIFE_S = 0.06
 COMPACT_SHARE = 0.05
+REINDEX_SHARE = 0.1
 
 _ENTRY = struct.Struct("<cqq")
 """One line of the pipe: what (begin, acknowledged), block number, version (-1: dropped)."""
@@ -115,6 +116,9 @@ class KillLoop:
             live = sorted(oracle.settled)
             if chance.random() < COMPACT_SHARE:
                 store.compact()
+            if chance.random() < REINDEX_SHARE:
+                store.close()
+                store = open_store(self._storage, self._folder, other_rows=True)
             if len(live) > MAX_LIVE_BLOCKS:
                 numbers = chance.sample(live, chance.randint(1, len(live)))
                 chosen = dict.fromkeys(numbers, -1)
@@ -131,7 +135,7 @@ class KillLoop:
             if len(live) > MAX_LIVE_BLOCKS:
                 store.drop(numbers)
             else:
-                store.put([content(n, v).new_block() for n, v in chosen.items()])
+                store.put([content(n, v).new_block(store.shape) for n, v in chosen.items()])
             if not self._early_acknowledgement:
                 _tell(pipe, (_DONE, 0, 0))
             oracle.acknowledge()

@@ -13,9 +13,12 @@ from pathlib import Path
 from kvws.errors import CorruptBlock, DiskTierFull
 from kvws.store.block import NewBlock, StoreShape
 from kvws.store.block_store import BlockStore
+from kvws.store.rank_manifest import read_layout
 from kvws.store.storage import Storage
+from tests.store.rows import reindex_to, row_of
 
-SHAPE = StoreShape(payload_bytes=4096, row_bytes=32, payload_format="exact")
+SHAPE = StoreShape(4096, 32, "exact", "mean-k/float32/v1")
+OTHER_ROWS = StoreShape(4096, 48, "exact", "other/v1")
 SEGMENT_BLOCKS = 4
 RUN_BLOCKS = 8
 FOLDER = Path("/disk/rank-0")
@@ -43,16 +46,15 @@ class Content:
     page_hash: bytes
     first_position: int
     payload: bytes
-    row: bytes
     aligned: memoryview = field(compare=False, repr=False)
 
-    def new_block(self) -> NewBlock:
+    def new_block(self, shape: StoreShape) -> NewBlock:
         return NewBlock(
             number=self.number,
             page_hash=self.page_hash,
             first_position=self.first_position,
             payload=self.aligned,
-            row=memoryview(self.row),
+            row=memoryview(row_of(self.payload, shape)),
         )
 
 
@@ -68,7 +70,6 @@ def content(number: int, version: int) -> Content:
         page_hash=blake2b(f"{number}/{version}".encode(), digest_size=32).digest(),
         first_position=chance.choice((-1, 64 * number)),
         payload=payload,
-        row=chance.randbytes(SHAPE.row_bytes),
         aligned=aligned,
     )
 
@@ -91,10 +92,27 @@ class Budget:
 
 
 def open_store(
-    storage: Storage, folder: Path = FOLDER, budget: Budget | None = None
+    storage: Storage,
+    folder: Path = FOLDER,
+    budget: Budget | None = None,
+    *,
+    other_rows: bool = False,
 ) -> BlockStore:
+    """Open a store with the rows that it has, or make the others anew."""
+    try:
+        shape = read_layout(storage, folder).shape
+    except FileNotFoundError:
+        shape = SHAPE
+    if other_rows:
+        shape = OTHER_ROWS if shape == SHAPE else SHAPE
     return BlockStore.open(
-        storage, folder, SHAPE, budget or Budget(), rank=0, segment_blocks=SEGMENT_BLOCKS
+        storage,
+        folder,
+        shape,
+        budget or Budget(),
+        rank=0,
+        reindex=reindex_to(shape) if other_rows else None,
+        segment_blocks=SEGMENT_BLOCKS,
     )
 
 
@@ -267,7 +285,7 @@ def _check_rows(store: BlockStore, held: Mapping[int, Content]) -> set[int]:
         if number in rows or number not in held:
             raise Violation(f"read_rows yields block {number} twice, or it is not there")
         rows[number] = bytes(row)
-        if rows[number] != held[number].row:
+        if rows[number] != row_of(held[number].payload, store.shape):
             raise Violation(f"the row of block {number} reads back wrong")
     damaged = set(store.damaged_rows)
     if rows.keys() ^ held.keys() != damaged:

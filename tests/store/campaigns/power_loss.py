@@ -37,14 +37,14 @@ class World:
     chance: random.Random
     depth: int
 
-    def open(self) -> BlockStore:
+    def open(self, *, other_rows: bool = False) -> BlockStore:
         try:
-            store = open_store(self.disk)
+            store = open_store(self.disk, other_rows=other_rows)
         except OSError:
             if self.disk.fault is None:
                 raise
             self.disk.fault = None
-            store = open_store(self.disk)
+            store = open_store(self.disk, other_rows=other_rows)
         self.oracle.check_restart(store)
         return store
 
@@ -147,7 +147,7 @@ class PowerLoss:
             first = world.disk.operations + chance.randint(0, 10)
             only = chance.choice(("", "index.log"))
             world.disk.fault = Fault(first, count=chance.randint(1, 3), only=only)
-        kinds = ("put", "put", "put", "replace", "drop", "compact", "reopen", "restart")
+        kinds = ("put", "put", "put", "replace", "drop", "compact", "reopen", "reindex", "restart")
         kind = chance.choice(kinds)
         if len(oracle.settled) > MAX_LIVE_BLOCKS:
             kind = "drop"
@@ -162,9 +162,9 @@ class PowerLoss:
             world.attempt(lambda: store.drop(numbers))
         elif kind == "compact":
             world.attempt(store.compact)
-        elif kind == "reopen":
+        elif kind in ("reopen", "reindex"):
             store.close()
-            return world.open()
+            return world.open(other_rows=kind == "reindex")
         elif kind == "restart":
             killed = chance.random() < KILL_SHARE
             hook = world.disk.before_operation
@@ -185,7 +185,7 @@ class PowerLoss:
         oracle.begin(operation)
         if self._early_acknowledgement:
             oracle.acknowledge()
-        world.attempt(lambda: store.put([offered.new_block() for offered in batch]))
+        world.attempt(lambda: store.put([offered.new_block(store.shape) for offered in batch]))
 
 
 def main() -> None:

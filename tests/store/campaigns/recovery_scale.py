@@ -23,6 +23,7 @@ from kvws.store.posix import PosixFile, PosixStorage
 from kvws.store.storage import SECTOR_BYTES, File
 from tests.store.campaigns.oracle import Budget
 
+ROW_FORMAT = "mean-k/f16"
 BATCH_BLOCKS = 256
 TORN_BYTES = 1000
 
@@ -82,7 +83,7 @@ def build(
     folder: Path, blocks: int, row_bytes: int, payload_bytes: int = SECTOR_BYTES
 ) -> None:
     """Write a store of so many blocks whose index ends in half a frame."""
-    shape = StoreShape(payload_bytes, row_bytes, payload_format="exact")
+    shape = StoreShape(payload_bytes, row_bytes, "exact", ROW_FORMAT)
     store = _open(SparseStorage(folder), folder, shape)
     memory = memoryview(mmap.mmap(-1, payload_bytes))
     row = memoryview(bytes(row_bytes))
@@ -124,7 +125,7 @@ def _measure_here(folder: Path, row_bytes: int, read_rows: bool) -> Recovery:
     storage = PosixStorage(folder)
     before = start_of_peak()
     begin_s = time.perf_counter()
-    store = _open(storage, folder, StoreShape(SECTOR_BYTES, row_bytes, "exact"))
+    store = _open(storage, folder, StoreShape(SECTOR_BYTES, row_bytes, "exact", ROW_FORMAT))
     open_s = time.perf_counter() - begin_s
     opened = peak_bytes()
     before_rows = start_of_peak()

@@ -1,7 +1,7 @@
 """How long a data plane takes to serve a large workspace again, and in how much memory.
 
-The workspace has the geometry of SmolLM2 in 32 bits; its payloads are sparse, its index rows are
-not: loading them is what takes the time, and the index is what takes the memory.
+The workspace has the geometry of SmolLM2 in 32 bits and rows of `mean-k`; its payloads are sparse,
+its rows are not: loading them is what takes the time, and the index is what takes the memory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from tests.store.campaigns.recovery_scale import build, peak_bytes, start_of_peak
 
 LAYERS, KV_HEADS, HEAD_DIM = 30, 3, 64
-ROW_BYTES = LAYERS * KV_HEADS * HEAD_DIM * 4
-PAYLOAD_BYTES = 2 * 32 * ROW_BYTES
+ROW_BYTES = LAYERS * KV_HEADS * HEAD_DIM * 2
+PAYLOAD_BYTES = 2 * 32 * LAYERS * KV_HEADS * HEAD_DIM * 4
 
 
 def attach(folder: Path) -> None:
@@ -26,6 +26,8 @@ def attach(folder: Path) -> None:
 
     from kvws.engine.data_plane import DataPlane
     from kvws.kernels.rotary import RotaryTable
+    from kvws.recall.signals.enabled import EnabledSignals
+    from kvws.recall.signals.mean_k import MeanK
     from kvws.store.posix import PosixStorage
     from kvws.tiers.budget import DiskBudget
     from kvws.tiers.codec import make_codec
@@ -44,9 +46,9 @@ def attach(folder: Path) -> None:
     host = HostTier(geometry, 8 * geometry.slot_bytes)
     codec = make_codec("exact", geometry, tables)
     budget = DiskBudget(1 << 40, folder, rank=0)
-    plane = DataPlane(
-        Pool(), tables, host, DiskTier(host, codec, budget, PosixStorage(folder), rank=0)
-    )
+    signals = EnabledSignals([MeanK(LAYERS, KV_HEADS, HEAD_DIM)], tables)
+    disk = DiskTier(host, codec, budget, PosixStorage(folder), signals, rank=0)
+    plane = DataPlane(Pool(), tables, host, signals, disk)
     before = start_of_peak()
     begin_s = time.perf_counter()
     held = plane.attach("workspace", str(folder))

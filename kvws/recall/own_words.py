@@ -1,0 +1,66 @@
+"""Which tokens of a question are its own, and not the chat template's. A pure decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvws.recall.text.spelling import Spelling
+
+_LONGEST_ROLE_TOKENS = 8
+
+
+def own_words(question: Sequence[int], spelling: Spelling) -> npt.NDArray[np.uint8]:
+    """One number per token: 1 where it is of what somebody said.
+
+    Markers, the role that is named behind one, and blanks behind either are alike in all
+    messages: what they attend to has nothing to do with what is asked.
+    """
+    own = np.ones(len(question), dtype=np.uint8)
+    place = 0
+    while place < len(question):
+        header = _header(question, place, spelling)
+        if header == place:
+            place += 1
+            continue
+        behind = _first_word(question, header, spelling)
+        own[place:behind] = 0
+        place = behind
+    return own
+
+
+def _header(question: Sequence[int], place: int, spelling: Spelling) -> int:
+    """Where what begins at a place as a message's header or as another marker ends."""
+    opening, token = spelling.opening, question[place]
+    if opening and tuple(question[place : place + len(opening)]) == tuple(opening):
+        return place + len(opening)
+    if token == spelling.message_start:
+        return _behind_role(question, place + 1, spelling)
+    return place + 1 if _is_marker(spelling.decode([token])) else place
+
+
+def _behind_role(question: Sequence[int], place: int, spelling: Spelling) -> int:
+    """Where the role that is named at a place ends: behind the assistant's marker, or before a
+    blank. Without either it is taken to be as long as the assistant's."""
+    for end in range(place, min(len(question), place + _LONGEST_ROLE_TOKENS)):
+        text = spelling.decode([question[end]])
+        if question[end] in spelling.opening[1:] and _is_marker(text):
+            return end + 1
+        if text[:1].isspace():
+            return end
+    return min(len(question), place + len(spelling.opening) - 1)
+
+
+def _first_word(question: Sequence[int], place: int, spelling: Spelling) -> int:
+    """The place of the first token from one on that is no blank."""
+    while place < len(question) and not spelling.decode([question[place]]).strip():
+        place += 1
+    return place
+
+
+def _is_marker(text: str) -> bool:
+    """Whether a token is written like <|im_end|>, </s> or [INST]."""
+    text = text.strip()
+    return len(text) > 2 and (text[0], text[-1]) in (("<", ">"), ("[", "]"))

@@ -1,0 +1,163 @@
+"""Choosing blocks for the views of one workspace: a recipe, and what its blocks say.
+
+```
+scores of the ranks ─┐
+what blocks say ─────┼─▶ fuse ─▶ choose ─▶ the blocks that deserve a place
+their age ───────────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvws.recall.choice import Chosen, choose
+from kvws.recall.fusion import Scores, fuse
+from kvws.recall.own_words import own_words
+from kvws.recall.plan import places_for_chosen, wanted_of_ranking
+from kvws.recall.recipe import Recipe, SignalName
+from kvws.recall.regions import Regions
+from kvws.recall.text.index import TextIndex
+from kvws.recall.text.spelling import Spelling
+
+
+class Log(Protocol):
+    """The block tree that is chosen from: a workspace."""
+
+    @property
+    def block_count(self) -> int: ...
+    def exists(self, block: int) -> bool: ...
+    def block_tokens(self, block: int) -> tuple[int, ...]: ...
+    def parent(self, block: int) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What blocks are chosen for.
+
+    Attributes:
+        line: the thread's blocks.
+        question: tokens behind them that are no blocks yet.
+        regions: of the view.
+        candidates: [blocks] 1 where a block competes.
+        in_view: blocks that the device may still hold for the thread.
+        budget_blocks: size of a freshly selected view.
+    """
+
+    line: Sequence[int]
+    question: Sequence[int]
+    regions: Regions
+    candidates: npt.NDArray[np.uint8]
+    in_view: frozenset[int]
+    budget_blocks: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and by what.
+
+    Attributes:
+        chosen: blocks that deserve a place in the view, the most deserving first.
+        signals: of the recipe, those that had anything to say.
+    """
+
+    chosen: Sequence[Chosen]
+    signals: tuple[SignalName, ...]
+
+
+class Selector:
+    """Chooses by a recipe. Holds what the blocks of one workspace say."""
+
+    def __init__(self, recipe: Recipe, spelling: Spelling | None = None) -> None:
+        """`spelling`: None where text cannot be read."""
+        self.recipe = recipe
+        self._spelling = spelling
+        self._texts = TextIndex(spelling) if spelling is not None and recipe.needs_text else None
+
+    def by(self, recipe: Recipe) -> Selector:
+        """A selector by another recipe, which shares what is known of the blocks."""
+        other = copy(self)
+        other.recipe = recipe
+        return other
+
+    def catch_up(self, log: Log, at_most: int) -> bool:
+        """Read blocks that are new. Returns whether none is left."""
+        if self._texts is None:
+            return True
+        return self._texts.catch_up(
+            log.block_count, log.exists, log.block_tokens, log.parent, at_most=at_most
+        )
+
+    def content_rows(self, asked_tokens: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """[tokens] 1 where a token of what a probe asks counts for content."""
+        if self._spelling is None:
+            return np.ones(len(asked_tokens), dtype=np.uint8)
+        return own_words(asked_tokens, self._spelling)
+
+    def choose(self, asked: Asked, by_rank_signal: Mapping[SignalName, Scores]) -> Choice:
+        """Choose blocks for a view, and some more that just miss a place.
+
+        Args:
+            by_rank_signal: what the ranks scored, by block number.
+        """
+        regions, budget_blocks = asked.regions, asked.budget_blocks
+        ranking = fuse(
+            self.recipe,
+            {**by_rank_signal, **self._scores_of_text(asked)},
+            np.flatnonzero(asked.candidates),
+            asked.in_view,
+        )
+        texts = self._texts
+        chosen = choose(
+            ranking,
+            self.recipe,
+            anchors=self.recipe.anchors(
+                places_for_chosen(regions, budget_blocks),
+                int(self.content_rows(asked.question).sum()),
+            ),
+            most=wanted_of_ranking(regions, budget_blocks),
+            fixed=frozenset(regions.fixed),
+            neighbours=_neighbours_in(asked.line),
+            newer_copy=texts.newer_copy if texts is not None else _no_copy,
+        )
+        return Choice(chosen, ranking.spoke)
+
+    def _scores_of_text(self, asked: Asked) -> dict[SignalName, Scores]:
+        """What speaks for blocks without looking at their keys, as far as the recipe asks."""
+        scores: dict[SignalName, Scores] = {}
+        weights = self.recipe.weights
+        if SignalName.RECENCY in weights:
+            age = np.arange(1, len(asked.candidates) + 1, dtype=np.float32)
+            scores[SignalName.RECENCY] = age
+        if self._texts is None:
+            return scores
+        if SignalName.LEXICAL in weights:
+            scores[SignalName.LEXICAL] = self._texts.lexical(asked.question, asked.candidates)
+        if SignalName.SUCCESSION in weights:
+            found = self._texts.succession(asked.line, asked.question, asked.candidates)
+            if found is not None:
+                scores[SignalName.SUCCESSION] = found
+        return scores
+
+
+def _neighbours_in(line: Sequence[int]) -> Callable[[int], tuple[int, ...]]:
+    def neighbours(block: int) -> tuple[int, ...]:
+        """The block behind it first: what a hit is about is said behind it more often."""
+        try:
+            place = line.index(block)
+        except ValueError:
+            return ()
+        behind = tuple(line[place + 1 : place + 2])
+        return (*behind, line[place - 1]) if place else behind
+
+    return neighbours
+
+
+def _no_copy(block: int, among: object, /) -> None:
+    """Nothing is known to repeat anything."""

@@ -1,0 +1,1 @@
+"""What blocks say, as retrieval signals of the control plane: lexical, succession, copies."""

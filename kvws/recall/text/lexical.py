@@ -1,0 +1,102 @@
+"""BM25 over documents that are numbered and grow: blocks, or what came before a turn."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_K1 = 1.2
+_B = 0.75
+_MOST_ASKED = 3.0
+"""A term that a question repeats weighs the square root of how often, but no more than this."""
+
+_COUNT_BITS = 8
+_MOST_COUNTED = (1 << _COUNT_BITS) - 1
+_ABSENT = -1
+
+
+class LexicalIndex:
+    """Term counts by document, searched with BM25.
+
+    A term has one array of entries `number << 8 | count`, ascending: 4 bytes for each distinct
+    term of a document. Of a block of code that is about 100 bytes, and 4 for its length; each
+    term of the vocabulary takes some 200 bytes once.
+    """
+
+    def __init__(self) -> None:
+        self._postings: dict[str, array[int]] = {}
+        self._lengths = array("i")
+
+    def add(self, number: int, terms: Iterable[str]) -> None:
+        """Add terms to a document, which may have some already. Mutates self."""
+        assert 0 <= number < 1 << (32 - _COUNT_BITS), f"document {number} has no entry"
+        while number >= len(self._lengths):
+            self._lengths.append(_ABSENT)
+        counts = Counter(terms)
+        self._lengths[number] = max(0, self._lengths[number]) + counts.total()
+        for term, count in counts.items():
+            postings = self._postings.get(term)
+            if postings is None:
+                postings = self._postings[term] = array("I")
+            _count(postings, number, count)
+
+    def scores(
+        self, question: Sequence[str], candidates: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.float32]:
+        """BM25 of a question's terms among the candidates, whose statistics alone count.
+
+        Args:
+            question: terms, repeated as often as they are asked for.
+            candidates: [documents], 1 where one competes.
+
+        Returns:
+            [documents] float32, 0 for those that are no candidates or have none of the terms.
+        """
+        scores = np.zeros(len(candidates), dtype=np.float32)
+        lengths = np.array(self._lengths, dtype=np.int32)
+        shared = min(len(lengths), len(candidates))
+        competes = np.zeros(len(lengths), dtype=np.bool_)
+        competes[:shared] = (candidates[:shared] != 0) & (lengths[:shared] != _ABSENT)
+        competing, total_length = int(competes.sum()), int(lengths[competes].sum())
+        if total_length == 0:
+            return scores
+        saturation = (_K1 * (1 - _B + _B * competing / total_length * lengths)).astype(np.float32)
+        saturation[~competes] = np.inf  # where nothing that is counted weighs anything
+
+        # Term by term: the arrays of one are small enough for the processor's cache.
+        sums = np.zeros(len(lengths), dtype=np.float32)
+        for term, asked in Counter(question).items():
+            postings = self._postings.get(term)
+            if postings is None:
+                continue
+            entries = np.frombuffer(postings, dtype=np.uint32)
+            number = entries >> _COUNT_BITS
+            below = saturation[number]
+            having = np.count_nonzero(np.isfinite(below))
+            rarity = math.log1p((competing - having + 0.5) / (having + 0.5))
+            count = (entries & _MOST_COUNTED).astype(np.float32)
+            below += count
+            count *= min(math.sqrt(asked), _MOST_ASKED) * rarity * (_K1 + 1)
+            sums[number] += count / below
+        scores[:shared] = sums[:shared]
+        return scores
+
+
+def _count(postings: array[int], number: int, count: int) -> None:
+    """Count a term `count` times more in a document. Mutates postings."""
+    entry = number << _COUNT_BITS
+    if not postings or postings[-1] < entry:
+        postings.append(entry | min(count, _MOST_COUNTED))
+        return
+    place = bisect_left(postings, entry)
+    if place < len(postings) and postings[place] >> _COUNT_BITS == number:
+        had = postings[place] & _MOST_COUNTED
+        postings[place] = entry | min(had + count, _MOST_COUNTED)
+    else:
+        postings.insert(place, entry | min(count, _MOST_COUNTED))

@@ -1,0 +1,236 @@
+"""The selector: what the blocks of a workspace say, and which of them deserve a place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvws.recall.recipe import Recipe, SignalName, recipe_named
+from kvws.recall.regions import Reason, Regions
+from kvws.recall.selector import Asked, Choice, Selector
+from kvws.session.workspace import Workspace
+from tests.recall.text.toys import BLOCK, Words
+
+CONTENT, LEXICAL, SUCCESSION = SignalName.CONTENT, SignalName.LEXICAL, SignalName.SUCCESSION
+RECENCY, MEAN_K = SignalName.RECENCY, SignalName.MEAN_K
+
+
+class Agent:
+    """A workspace of one line, of which the first and the last block do not compete."""
+
+    def __init__(self, recipe: Recipe, *, reads_text: bool = True) -> None:
+        self.words = Words()
+        self.workspace = Workspace("w")
+        self.selector = Selector(recipe, self.words.spelling if reads_text else None)
+        self.line: tuple[int, ...] = ()
+        self._filler = 0
+
+    def says(self, text: str) -> int:
+        """Append a block that begins with a text, the rest of it words that occur once."""
+        tokens = self.words(text)
+        while len(tokens) < BLOCK:
+            self._filler += 1
+            tokens += self.words(f"filler{self._filler}")
+        assert len(tokens) == BLOCK
+        (number,) = self.workspace.allocate(self.line, tokens)
+        self.line = (*self.line, number)
+        return number
+
+    def repeats(self, block: int) -> int:
+        (number,) = self.workspace.allocate(self.line, self.workspace.block_tokens(block))
+        self.line = (*self.line, number)
+        return number
+
+    def asks(
+        self,
+        question: str,
+        *,
+        budget: int = 6,
+        in_view: Sequence[int] = (),
+        **rank_scores: dict[int, float],
+    ) -> Choice:
+        while not self.selector.catch_up(self.workspace, at_most=3):
+            pass
+        regions = Regions.of_line(self.line, 1, 1)
+        count = self.workspace.block_count
+        by_signal = {}
+        for name, scores in rank_scores.items():
+            array = by_signal[SignalName(name.replace("_", "-"))] = np.zeros(count, np.float32)
+            array[list(scores)] = list(scores.values())
+        asked = Asked(
+            line=self.line,
+            question=self.words(question),
+            regions=regions,
+            candidates=np.frombuffer(regions.competes(count), dtype=np.uint8),
+            in_view=frozenset(in_view),
+            budget_blocks=budget,
+        )
+        return self.selector.choose(asked, by_signal)
+
+
+def talk(recipe: Recipe, *, reads_text: bool = True) -> tuple[Agent, dict[str, int]]:
+    """Ten blocks; the third names a port, the sixth a host."""
+    agent = Agent(recipe, reads_text=reads_text)
+    told = {"system": agent.says("You help"), "first": agent.says("Hello")}
+    told["port"] = agent.says("the port of db.example is 5433")
+    told["behind the port"] = agent.says("and so on")
+    agent.says("nothing")
+    told["host"] = agent.says("the host of the cache is redis.example")
+    for _ in range(4):
+        told["newest"] = agent.says("more work")
+    return agent, told
+
+
+def test_the_block_that_has_the_words_of_the_question_is_the_first_by_lexical() -> None:
+    agent, told = talk(recipe_named("lexical"))
+    first, *_ = agent.asks("which port has db.example ?").chosen
+    assert first.block == told["port"]
+    assert (first.reason, first.signal, first.ranks) == (Reason.SCORE, LEXICAL, {LEXICAL: 0})
+
+
+def test_places_and_near_misses_are_filled_though_no_signal_ranks_so_many() -> None:
+    agent, told = talk(recipe_named("lexical"))
+    choice = agent.asks("5433 ?", budget=6)
+    assert len(choice.chosen) == 4 + 6 // 4
+    assert [c.signal for c in choice.chosen[1:]] == [None] * 4
+    others = [c.block for c in choice.chosen[1:]]
+    assert others == sorted(others, reverse=True), "nothing is said for them: the newest"
+    assert not {told["system"], told["newest"]} & {c.block for c in choice.chosen}
+
+
+def test_a_choice_tells_which_signals_had_anything_to_say() -> None:
+    agent, told = talk(recipe_named("lexical,recency,mean-k,succession"))
+    assert agent.asks("port").signals == (LEXICAL, RECENCY)
+    assert agent.asks("unheard").signals == (RECENCY,)
+    scored = agent.asks("unheard", mean_k={told["host"]: 0.5})
+    assert set(scored.signals) == {RECENCY, MEAN_K}
+
+
+def test_what_the_ranks_score_is_one_voice_among_those_of_the_text() -> None:
+    weights = {MEAN_K: 1.0, LEXICAL: 1.0}
+    agent, told = talk(Recipe(weights, rank_offset=5.0))
+    ranked = {told["host"]: 0.9, told["port"]: 0.5}
+    assert agent.asks("unheard", mean_k=ranked).chosen[0].block == told["host"]
+    first = agent.asks("5433 ?", mean_k=ranked).chosen[0]
+    assert first.block == told["port"] and first.ranks == {MEAN_K: 1, LEXICAL: 0}
+    assert first.signal is LEXICAL
+
+
+def test_newer_blocks_come_first_by_recency() -> None:
+    agent, told = talk(recipe_named("recency"))
+    blocks = [each.block for each in agent.asks("anything").chosen]
+    assert blocks == [told["newest"] - 1 - place for place in range(5)]
+
+
+def test_the_best_content_hit_brings_the_block_behind_it() -> None:
+    recipe = Recipe(
+        {CONTENT: 1.0, RECENCY: 1.0}, rank_offset=5.0, anchor_share=1 / 16, anchored_words=8
+    )
+    agent, told = talk(recipe)
+    hit = {told["port"]: 2.0, told["host"]: 1.0}
+    chosen = agent.asks("which port ?", content=hit).chosen
+    assert [(each.block, each.reason) for each in chosen[:3]] == [
+        (told["port"], Reason.ANCHOR),
+        (told["behind the port"], Reason.NEIGHBOUR),
+        (told["first"], Reason.NEIGHBOUR),
+    ]
+
+
+def test_only_the_questions_own_words_count_towards_the_length_that_is_anchored() -> None:
+    recipe = Recipe({CONTENT: 1.0}, rank_offset=5.0, anchor_share=1 / 16, anchored_words=8)
+    agent, told = talk(recipe)
+    hit = {told["port"]: 2.0}
+    wrapped = "<|im_start|> user a b c d e f g h <|im_end|> <|im_start|> assistant"
+    assert agent.asks(wrapped, content=hit).chosen[0].reason is Reason.ANCHOR
+    observation = "a b c d e f g h i"
+    assert agent.asks(observation, content=hit).chosen[0].reason is Reason.SCORE
+
+
+def test_a_block_that_is_read_again_gives_its_place_to_its_newest_copy() -> None:
+    recipe = Recipe({LEXICAL: 1.0}, rank_offset=5.0, newest_copies=True)
+    agent, told = talk(recipe)
+    copy = agent.repeats(told["port"])
+    agent.says("and more work")
+    chosen = agent.asks("the port of db.example ?").chosen
+    assert (chosen[0].block, chosen[0].reason) in {
+        (copy, Reason.NEWEST_COPY),
+        (copy, Reason.SCORE),
+    }
+    assert told["port"] not in {each.block for each in chosen}
+
+
+def test_a_block_whose_copy_is_in_every_view_takes_no_place() -> None:
+    recipe = Recipe({LEXICAL: 1.0}, rank_offset=5.0, newest_copies=True)
+    agent, told = talk(recipe)
+    agent.repeats(told["port"])  # and so the newest block of the line
+    chosen = agent.asks("the port of db.example ?").chosen
+    assert told["port"] not in {each.block for each in chosen}
+
+
+def test_without_a_spelling_the_text_says_nothing_and_every_row_counts() -> None:
+    agent, told = talk(recipe_named("lexical,recency,mean-k"), reads_text=False)
+    choice = agent.asks("the port of db.example ?", mean_k={told["host"]: 0.5})
+    assert set(choice.signals) == {RECENCY, MEAN_K}
+    marked = agent.words("<|im_start|> user hello")
+    assert agent.selector.content_rows(marked).tolist() == [1, 1, 1]
+
+
+def test_rows_of_the_template_do_not_count_for_content() -> None:
+    agent, _ = talk(recipe_named("auto"))
+    marked = agent.words("<|im_start|> user hello there <|im_end|> <|im_start|> assistant")
+    assert agent.selector.content_rows(marked).tolist() == [0, 0, 1, 1, 0, 0, 0]
+
+
+def test_new_blocks_are_read_some_at_a_time() -> None:
+    agent, _ = talk(recipe_named("lexical"))
+    done = [agent.selector.catch_up(agent.workspace, at_most=3) for _ in range(5)]
+    assert done == [False, False, False, True, True]
+
+
+def test_a_block_that_is_not_read_yet_is_no_trouble() -> None:
+    agent, told = talk(recipe_named("lexical,succession,recency"))
+    agent.asks("port")
+    unread = agent.says("the port is another one")
+    regions = Regions.of_line(agent.line, 1, 0)
+    asked = Asked(
+        agent.line,
+        agent.words("which port"),
+        regions,
+        np.frombuffer(regions.competes(agent.workspace.block_count), dtype=np.uint8),
+        frozenset(),
+        6,
+    )
+    ranks = {each.block: each.ranks for each in agent.selector.choose(asked, {}).chosen}
+    assert LEXICAL in ranks[told["port"]] and ranks[unread].keys() == {RECENCY}
+
+
+def test_a_selector_by_another_recipe_knows_the_same_blocks() -> None:
+    agent, told = talk(recipe_named("lexical"))
+    agent.asks("port")
+    agent.selector = agent.selector.by(recipe_named("recency"))
+    assert agent.asks("port").chosen[0].block == told["newest"] - 1
+    agent.selector = agent.selector.by(recipe_named("lexical"))
+    assert agent.asks("port").chosen[0].block == told["port"]
+
+
+def test_an_earlier_turn_is_recalled_by_what_it_followed() -> None:
+    agent = Agent(recipe_named("succession"))
+    turns = {}
+    for topic in ("database", "network", "printer"):
+        agent.says(f"<|im_start|> user the {topic} broke {topic} error {topic} log")
+        turns[topic] = agent.says(f"<|im_start|> assistant {topic}fix")
+    agent.says("<|im_start|> user what now")
+    choice = agent.asks("network error network log <|im_start|> assistant")
+    assert choice.signals == (SUCCESSION,)
+    assert choice.chosen[0].block == turns["network"]
+
+
+@pytest.mark.parametrize("name", ["mean-k", "rotated-mean", "content"])
+def test_a_signal_of_the_ranks_alone_is_its_own_order(name: str) -> None:
+    agent, _ = talk(recipe_named(name))
+    scores = {3: 0.4, 5: 0.9, 2: 0.1, 7: 0.2}
+    choice = agent.asks("the port of db.example ?", **{name.replace("-", "_"): scores})
+    assert [each.block for each in choice.chosen][:4] == [5, 3, 7, 2]
+    assert {each.reason for each in choice.chosen} == {Reason.SCORE}

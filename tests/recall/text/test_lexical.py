@@ -1,0 +1,96 @@
+"""BM25: compared with the formula written down plainly."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvws.recall.text.lexical import LexicalIndex
+
+WORDS = st.lists(st.sampled_from("abcdefg"), max_size=12)
+
+
+def plain_bm25(
+    documents: dict[int, list[str]], question: list[str], candidates: list[int]
+) -> list[float]:
+    among = [number for number in documents if candidates[number]]
+    scores = [0.0] * len(candidates)
+    if not among:
+        return scores
+    average = sum(len(documents[number]) for number in among) / len(among)
+    for number in among:
+        counts = Counter(documents[number])
+        for term, asked in Counter(question).items():
+            having = sum(term in documents[other] for other in among)
+            rarity = math.log(1 + (len(among) - having + 0.5) / (having + 0.5))
+            if count := counts[term]:
+                normal = 1.2 * (1 - 0.75 + 0.75 * len(documents[number]) / average)
+                weight = min(math.sqrt(asked), 3.0)
+                scores[number] += weight * rarity * count * 2.2 / (count + normal)
+    return scores
+
+
+@given(
+    documents=st.dictionaries(st.integers(0, 9), WORDS, max_size=8),
+    question=WORDS,
+    candidates=st.lists(st.integers(0, 1), min_size=10, max_size=10),
+)
+def test_scores_are_bm25_among_the_candidates(
+    documents: dict[int, list[str]], question: list[str], candidates: list[int]
+) -> None:
+    index = LexicalIndex()
+    for number, words in documents.items():  # in any order: numbers may come back
+        index.add(number, words)
+    scores = index.scores(question, np.array(candidates, dtype=np.uint8))
+    assert scores.dtype == np.float32
+    assert scores.tolist() == pytest.approx(
+        plain_bm25(documents, question, candidates), rel=1e-5, abs=1e-7
+    )
+
+
+@given(words=WORDS, split=st.integers(0, 12))
+def test_terms_added_later_count_like_terms_added_at_once(words: list[str], split: int) -> None:
+    at_once, in_two = LexicalIndex(), LexicalIndex()
+    for index in (at_once, in_two):
+        index.add(3, ["a", "b"])
+    at_once.add(1, words)
+    in_two.add(1, words[:split])
+    in_two.add(2, ["c"])
+    at_once.add(2, ["c"])
+    in_two.add(1, words[split:])
+    everyone = np.ones(4, dtype=np.uint8)
+    question = list("abcdefg")
+    assert (in_two.scores(question, everyone) == at_once.scores(question, everyone)).all()
+
+
+def test_more_documents_than_candidates_and_fewer_are_both_fine() -> None:
+    index = LexicalIndex()
+    for number in range(5):
+        index.add(number, ["word"] * (number + 1))
+    assert np.flatnonzero(index.scores(["word"], np.ones(3, dtype=np.uint8))).tolist() == [0, 1, 2]
+    scores = index.scores(["word"], np.ones(9, dtype=np.uint8))
+    assert np.flatnonzero(scores).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_repeated_question_term_weighs_no_more_than_three_times() -> None:
+    index = LexicalIndex()
+    index.add(0, ["word"])
+    index.add(1, ["other"])
+    everyone = np.ones(2, dtype=np.uint8)
+    once, four, many = (index.scores(["word"] * n, everyone)[0] for n in (1, 4, 100))
+    assert four == pytest.approx(2 * once)
+    assert many == pytest.approx(3 * once)
+
+
+def test_nothing_asked_or_nobody_there_scores_nothing() -> None:
+    index = LexicalIndex()
+    assert not index.scores(["word"], np.ones(3, dtype=np.uint8)).any()
+    index.add(0, ["word"])
+    assert not index.scores([], np.ones(3, dtype=np.uint8)).any()
+    assert not index.scores(["word"], np.zeros(3, dtype=np.uint8)).any()
+    assert index.scores(["word"], np.zeros(0, dtype=np.uint8)).shape == (0,)
