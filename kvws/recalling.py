@@ -120,9 +120,8 @@ async def recall(
     task = _task_again(spans.task, line, workspace, free_blocks)
     speaks_for_itself = not task or len(question.tokens) >= BLOCK_TOKENS
     speculative = thread.kept_last_view and speaks_for_itself
-    probed, asked = held, question.tokens
-    if not speculative:
-        probed, asked = small, [*task, *question.tokens]
+    probed, again = (held, list[int]()) if speculative else (small, task)
+    asked = [*again, *question.tokens]
     rid = f"{step.id}.probe"
     with ms.measure("commit"):
         prompt = await step.promise(probed, asked)
@@ -154,8 +153,8 @@ async def recall(
             workspace=workspace.name,
             candidates=candidates.tobytes(),
             first_positions=workspace.first_positions[: len(candidates)].tobytes(),
-            query_first=BLOCK_TOKENS * len(line) - (len(asked) - len(question.tokens)),
-            content_rows=selector.content_rows(asked).tobytes(),
+            query_first=BLOCK_TOKENS * len(line) - len(again),
+            content_rows=selector.content_rows(question.tokens, again).tobytes(),
         )
         with ms.measure("score"):
             scores = await score(rid)
@@ -167,7 +166,9 @@ async def recall(
         with ms.measure("plan"):
             by_signal = {SignalName(name): found for name, found in scores.by_signal.items()}
             budget = limits.budget_blocks
-            competing = Asked(line, asked, regions, candidates, frozenset(held), budget)
+            competing = Asked(
+                line, question.tokens, regions, candidates, frozenset(held), budget, again
+            )
             choice = selector.choose(competing, by_signal)
             plan = plan_view(
                 current=held,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Set
+from collections.abc import Callable, Container, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +40,7 @@ def choose(
     ranking: Ranking,
     recipe: Recipe,
     *,
-    anchors: int,
+    anchors: Sequence[int],
     most: int,
     fixed: Set[int],
     neighbours: Callable[[int], tuple[int, ...]],
@@ -48,11 +48,11 @@ def choose(
 ) -> list[Chosen]:
     """Walk down a ranking.
 
-    First the anchors: the best content hits, each with its neighbours, because what answers a
-    question often begins in one block and ends in the next. Then the fused order.
+    First the anchors, each with its neighbours, because what answers a question often begins in
+    one block and ends in the next. Then the fused order.
 
     Args:
-        anchors: so many content hits come first.
+        anchors: blocks that come first, best first.
         most: blocks wanted, those that just missed a place included.
         fixed: blocks of the view that do not compete.
         neighbours: the blocks right behind and right before a block in the line it stands in.
@@ -68,7 +68,7 @@ def choose(
         score = float(ranking.scores[place])
         taken[block] = Chosen(block, reason, score, ranking.ranks_at(place), signal)
 
-    for hit in _best_content(ranking, anchors):
+    for hit in anchors:
         take(hit, Reason.ANCHOR)
         for block in neighbours(hit):
             take(block, Reason.NEIGHBOUR)
@@ -84,16 +84,6 @@ def choose(
             for copy in newer:
                 take(copy, Reason.NEWEST_COPY)
     return list(taken.values())
-
-
-def _best_content(ranking: Ranking, count: int) -> Iterator[int]:
-    """The best content hits, best first."""
-    ranks = ranking.ranks.get(SignalName.CONTENT)
-    if ranks is None:
-        return
-    places = np.flatnonzero((ranks >= 0) & (ranks < count))
-    for place in places[np.argsort(ranks[places])]:
-        yield int(ranking.blocks[place])
 
 
 class _Competing:

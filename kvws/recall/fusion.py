@@ -45,6 +45,10 @@ class Ranking:
         """The signals that rank any block at all."""
         return tuple(s for s, ranks in self.ranks.items() if bool((ranks != NO_RANK).any()))
 
+    def hits(self, count: int) -> list[int]:
+        """The best blocks, best first, as far as a signal has something to say for them."""
+        return [int(block) for block in self.blocks[:count][self.scores[:count] > 0]]
+
     def ranks_at(self, place: int) -> dict[SignalName, int]:
         """The ranks of the block at a place of the order, without those it does not have."""
         found = {signal: int(ranks[place]) for signal, ranks in self.ranks.items()}
@@ -96,7 +100,9 @@ def _ranks(scores: Scores) -> npt.NDArray[np.int64]:
     """From 0 for the highest; of equal scores the earlier entry first."""
     some = np.flatnonzero(scores > 0)
     if len(some) > _RANKED_BLOCKS:
-        some = np.sort(some[np.argpartition(-scores[some], _RANKED_BLOCKS)[:_RANKED_BLOCKS]])
+        cut = -np.partition(-scores[some], _RANKED_BLOCKS - 1)[_RANKED_BLOCKS - 1]
+        above, at_cut = some[scores[some] > cut], some[scores[some] == cut]
+        some = np.sort(np.concatenate([above, at_cut[: _RANKED_BLOCKS - len(above)]]))
     ranks = np.full(len(scores), NO_RANK, dtype=np.int64)
     ranks[some[np.argsort(-scores[some], kind="stable")]] = np.arange(len(some))
     return ranks

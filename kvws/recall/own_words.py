@@ -16,19 +16,32 @@ def own_words(question: Sequence[int], spelling: Spelling) -> npt.NDArray[np.uin
     """One number per token: 1 where it is of what somebody said.
 
     Markers, the role that is named behind one, and blanks behind either are alike in all
-    messages: what they attend to has nothing to do with what is asked.
+    messages: what they attend to has nothing to do with what is asked. Neither has the end of the
+    message before, which stands in front of a question because it was not a whole block.
     """
     own = np.ones(len(question), dtype=np.uint8)
+    first_message = last_opening = None
     place = 0
     while place < len(question):
         header = _header(question, place, spelling)
         if header == place:
             place += 1
             continue
+        if tuple(question[place:header]) == spelling.opening:
+            last_opening = place
+        if first_message is None and _begins_message(question[place:header], spelling):
+            first_message = place
         behind = _first_word(question, header, spelling)
         own[place:behind] = 0
         place = behind
+    # Behind the last opening there is no message yet, but at most the beginning of the answer.
+    if first_message not in (None, last_opening) and own[first_message:].any():
+        own[:first_message] = 0
     return own
+
+
+def _begins_message(header: Sequence[int], spelling: Spelling) -> bool:
+    return header[0] == spelling.message_start or tuple(header) == spelling.opening
 
 
 def _header(question: Sequence[int], place: int, spelling: Spelling) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvws.errors import ConfigError
@@ -27,6 +27,9 @@ class SignalName(StrEnum):
         return self in (SignalName.MEAN_K, SignalName.ROTATED_MEAN, SignalName.CONTENT)
 
 
+Weights = Mapping[SignalName, float]
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a view is chosen among the blocks that compete.
@@ -34,19 +37,23 @@ class Recipe:
     Attributes:
         weights: of the signals, in the fusion of their ranks; each above zero.
         rank_offset: the k of reciprocal rank fusion: the smaller, the more the first ranks count.
-        anchor_share: the best content hits are chosen ahead of the fused order, each with the
-            blocks behind and before it: so large a share of the places is the hits', at least one
-            place. 0 for none.
-        anchored_words: longest question, in tokens of its own, that is given anchors. A longer
-            one is no question but an observation, and says itself what the answer needs.
+        question_weights: instead of `weights`, for a short question that asks something; of
+            signals that `weights` names as well, and so are the next.
+        anchor_weights: the blocks that these put first are *anchors* of a short question: chosen
+            ahead of the fused order, each with the blocks behind and before it. None without.
+        anchor_share: so large a part of the places is the anchors' own; at least LEAST_ANCHORS.
+        short_words: a question of at most so many tokens of its own is short. A longer one is no
+            question but an observation, and says itself what the answer needs.
         newest_copies: a block that newer ones repeat gives its place to them.
         stay_bonus: a score counts for so much more of a block that is in the view already.
     """
 
-    weights: Mapping[SignalName, float]
+    weights: Weights
     rank_offset: float
+    question_weights: Weights = field(default_factory=dict[SignalName, float])
+    anchor_weights: Weights = field(default_factory=dict[SignalName, float])
     anchor_share: float = 0.0
-    anchored_words: int = 0
+    short_words: int = 0
     newest_copies: bool = False
     stay_bonus: float = 0.0
 
@@ -61,19 +68,50 @@ class Recipe:
         of_text = {SignalName.LEXICAL, SignalName.SUCCESSION}
         return self.newest_copies or not of_text.isdisjoint(self.weights)
 
-    def anchors(self, places: int, own_words: int) -> int:
-        """Content hits to choose ahead of the fused order, for a question of so many tokens."""
-        if not self.anchor_share or own_words > self.anchored_words:
+    def for_question(self, question: Question) -> Recipe:
+        """The recipe whose weights are those for a question."""
+        asks = question.asks and question.own_words <= self.short_words
+        return replace(self, weights=self.question_weights or self.weights) if asks else self
+
+    def for_anchors(self) -> Recipe:
+        """The recipe whose weights are those for anchors, wherever they stand now."""
+        return replace(self, weights=self.anchor_weights, stay_bonus=0.0)
+
+    def anchors(self, places: int, question: Question) -> int:
+        """Anchors of a question, in a view with so many places for blocks that compete."""
+        if not self.anchor_weights or not 0 < question.own_words <= self.short_words:
             return 0
-        return max(1, int(self.anchor_share * places))
+        wanted = max(LEAST_ANCHORS, int(self.anchor_share * places))
+        return min(wanted, max(1, places // 3))  # each comes with two neighbours
+
+    def only(self, names: Container[SignalName]) -> Recipe:
+        """The same with these signals alone."""
+        parts = (self.weights, self.question_weights, self.anchor_weights)
+        kept = [{s: w for s, w in part.items() if s in names} for part in parts]
+        return replace(
+            self, weights=kept[0], question_weights=kept[1], anchor_weights=kept[2]
+        )
 
     def without(self, missing: Iterable[SignalName]) -> Recipe:
         """The same, some signals left out."""
-        gone = set(missing)
-        return replace(self, weights={s: w for s, w in self.weights.items() if s not in gone})
+        return self.only(set(SignalName) - set(missing))
+
+
+@dataclass(frozen=True)
+class Question:
+    """How a question reads.
+
+    Attributes:
+        own_words: tokens that are not the chat template's.
+        asks: it has a question mark.
+    """
+
+    own_words: int
+    asks: bool
 
 
 AUTO = "auto"
+LEAST_ANCHORS = 2
 
 FUSED = Recipe(
     weights={
@@ -84,8 +122,15 @@ FUSED = Recipe(
         SignalName.RECENCY: 0.5,
     },
     rank_offset=5.0,
-    anchor_share=1 / 16,
-    anchored_words=64,
+    question_weights={
+        SignalName.CONTENT: 2.0,
+        SignalName.LEXICAL: 2.0,
+        SignalName.ROTATED_MEAN: 1.0,
+        SignalName.SUCCESSION: 0.75,
+    },
+    anchor_weights={SignalName.CONTENT: 1.0, SignalName.LEXICAL: 1.0},
+    anchor_share=1 / 6,
+    short_words=64,
     newest_copies=True,
     stay_bonus=0.1,
 )
@@ -115,4 +160,10 @@ def recipe_named(text: str) -> Recipe:
             ) from None
     if len(set(names)) == 1:
         return Recipe({names[0]: 1.0}, FUSED.rank_offset)
-    return replace(FUSED, weights={name: FUSED.weights.get(name, 1.0) for name in names})
+    unasked = FUSED.weights.keys() - FUSED.question_weights.keys()
+    asked = [name for name in names if name not in unasked]
+    return replace(
+        FUSED.only(names),
+        weights={name: FUSED.weights.get(name, 1.0) for name in names},
+        question_weights={name: FUSED.question_weights.get(name, 1.0) for name in asked},
+    )

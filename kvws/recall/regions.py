@@ -21,7 +21,7 @@ class Reason(StrEnum):
     TRAJECTORY = "trajectory"
     RECENT = "recent"
     SCORE = "score"
-    ANCHOR = "content hit"
+    ANCHOR = "hit"
     NEIGHBOUR = "beside a hit"
     NEWEST_COPY = "newest copy"
     STILL_FITS = "still fits"

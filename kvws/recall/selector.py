@@ -21,10 +21,14 @@ from kvws.recall.choice import Chosen, choose
 from kvws.recall.fusion import Scores, fuse
 from kvws.recall.own_words import own_words
 from kvws.recall.plan import places_for_chosen, wanted_of_ranking
-from kvws.recall.recipe import Recipe, SignalName
+from kvws.recall.recipe import Question, Recipe, SignalName
 from kvws.recall.regions import Regions
 from kvws.recall.text.index import TextIndex
 from kvws.recall.text.spelling import Spelling
+
+_QUESTION_MARKS = "?？؟"
+
+Rows = npt.NDArray[np.uint8]
 
 
 class Log(Protocol):
@@ -44,6 +48,7 @@ class Asked:
     Attributes:
         line: the thread's blocks.
         question: tokens behind them that are no blocks yet.
+        again: tokens of the task that are asked again in front of them.
         regions: of the view.
         candidates: [blocks] 1 where a block competes.
         in_view: blocks that the device may still hold for the thread.
@@ -56,6 +61,7 @@ class Asked:
     candidates: npt.NDArray[np.uint8]
     in_view: frozenset[int]
     budget_blocks: int
+    again: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -94,11 +100,16 @@ class Selector:
             log.block_count, log.exists, log.block_tokens, log.parent, at_most=at_most
         )
 
-    def content_rows(self, asked_tokens: Sequence[int]) -> npt.NDArray[np.uint8]:
-        """[tokens] 1 where a token of what a probe asks counts for content."""
+    def content_rows(self, question: Sequence[int], again: Sequence[int] = ()) -> Rows:
+        """[tokens of both] 1 where a token that a probe asks with counts for content.
+
+        Args:
+            again: tokens of the task, asked in front of the question.
+        """
         if self._spelling is None:
-            return np.ones(len(asked_tokens), dtype=np.uint8)
-        return own_words(asked_tokens, self._spelling)
+            return np.ones(len(again) + len(question), dtype=np.uint8)
+        parts = (own_words(part, self._spelling) for part in (again, question))
+        return np.concatenate(list(parts))
 
     def choose(self, asked: Asked, by_rank_signal: Mapping[SignalName, Scores]) -> Choice:
         """Choose blocks for a view, and some more that just miss a place.
@@ -107,20 +118,21 @@ class Selector:
             by_rank_signal: what the ranks scored, by block number.
         """
         regions, budget_blocks = asked.regions, asked.budget_blocks
-        ranking = fuse(
-            self.recipe,
-            {**by_rank_signal, **self._scores_of_text(asked)},
-            np.flatnonzero(asked.candidates),
-            asked.in_view,
-        )
+        said = self._own_tokens(asked.question)
+        question = Question(len(said), self._asks(said))
+        words = [*self._own_tokens(asked.again), *said]
+        by_signal = {**by_rank_signal, **self._scores_of_text(asked, words)}
+        competing, recipe = np.flatnonzero(asked.candidates), self.recipe
+        ranking = fuse(recipe.for_question(question), by_signal, competing, asked.in_view)
+        anchors = recipe.anchors(places_for_chosen(regions, budget_blocks), question)
+        hits: list[int] = []
+        if anchors:
+            hits = fuse(recipe.for_anchors(), by_signal, competing).hits(anchors)
         texts = self._texts
         chosen = choose(
             ranking,
-            self.recipe,
-            anchors=self.recipe.anchors(
-                places_for_chosen(regions, budget_blocks),
-                int(self.content_rows(asked.question).sum()),
-            ),
+            recipe,
+            anchors=hits,
             most=wanted_of_ranking(regions, budget_blocks),
             fixed=frozenset(regions.fixed),
             neighbours=_neighbours_in(asked.line),
@@ -128,8 +140,21 @@ class Selector:
         )
         return Choice(chosen, ranking.spoke)
 
-    def _scores_of_text(self, asked: Asked) -> dict[SignalName, Scores]:
-        """What speaks for blocks without looking at their keys, as far as the recipe asks."""
+    def _own_tokens(self, question: Sequence[int]) -> list[int]:
+        own = self.content_rows(question)
+        return [token for token, counts in zip(question, own, strict=True) if counts]
+
+    def _asks(self, said: Sequence[int]) -> bool:
+        """Whether somebody asks something, in whichever script."""
+        text = self._spelling.decode(said) if self._spelling is not None else ""
+        return any(mark in text for mark in _QUESTION_MARKS)
+
+    def _scores_of_text(self, asked: Asked, words: Sequence[int]) -> dict[SignalName, Scores]:
+        """What speaks for blocks without looking at their keys, as far as the recipe asks.
+
+        Args:
+            words: the own tokens of what is asked.
+        """
         scores: dict[SignalName, Scores] = {}
         weights = self.recipe.weights
         if SignalName.RECENCY in weights:
@@ -138,7 +163,7 @@ class Selector:
         if self._texts is None:
             return scores
         if SignalName.LEXICAL in weights:
-            scores[SignalName.LEXICAL] = self._texts.lexical(asked.question, asked.candidates)
+            scores[SignalName.LEXICAL] = self._texts.lexical(words, asked.candidates)
         if SignalName.SUCCESSION in weights:
             found = self._texts.succession(asked.line, asked.question, asked.candidates)
             if found is not None:

@@ -158,7 +158,7 @@ def _why_silent(signal: SignalName, recipe: Recipe, spelling: Spelling) -> str:
         if not spelling.opening:
             return "the chat template does not mark turns"
         return "there is no earlier turn"
-    return "it finds nothing"
+    return "it finds nothing, or such a question does not ask it"
 
 
 def print_explanation(console: Console, found: Explanation) -> None:

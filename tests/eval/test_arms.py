@@ -119,7 +119,10 @@ def test_every_signal_alone_the_default_and_further_ones_make_an_arm() -> None:
 def test_without_a_profile_there_is_no_content() -> None:
     recipes = recipes_of([], with_profile=False)
     assert SignalName.CONTENT not in recipes and AUTO in recipes
-    assert not any(SignalName.CONTENT in recipe.weights for recipe in recipes.values())
+    for recipe in recipes.values():
+        for weights in (recipe.weights, recipe.question_weights, recipe.anchor_weights):
+            assert SignalName.CONTENT not in weights
+    assert recipes[AUTO].question_weights and recipes[AUTO].anchor_weights
 
 
 @pytest.mark.parametrize("signals", ["content", "content,lexical"])

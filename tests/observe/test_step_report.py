@@ -43,7 +43,7 @@ def test_a_decision_is_told_with_its_signal_and_ranks_behind_its_score() -> None
     plain = report_to_plain(REPORT)
     assert plain["decisions"][0] == [0, "keep", "sink", None, None, {}]
     assert plain["decisions"][1] == [
-        3, "load", "content hit", 0.25, "content", {"content": 0, "lexical": 4}
+        3, "load", "hit", 0.25, "content", {"content": 0, "lexical": 4}
     ]  # fmt: skip
     assert plain["signals"] == ["content", "lexical"]
 

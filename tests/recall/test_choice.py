@@ -20,7 +20,7 @@ SCORE, ANCHOR, NEIGHBOUR, NEWEST_COPY = (
 
 
 def ranked(best_first: Sequence[int], hits: Sequence[int] = ()) -> Ranking:
-    """A fused order, which `lexical` has too, and the best content hits in theirs."""
+    """A fused order, which `lexical` has too, and the best by `content` in theirs."""
     order = list(best_first)
     content = [hits.index(block) if block in hits else NO_RANK for block in order]
     return Ranking(
@@ -36,7 +36,7 @@ def chosen(
     ranking: Ranking,
     *,
     most: int,
-    anchors: int = 0,
+    anchors: Sequence[int] = (),
     fixed: Set[int] = frozenset(),
     line: Sequence[int] = (),
     copies: Mapping[int, tuple[int, ...]] | None = None,
@@ -81,54 +81,57 @@ def test_a_chosen_block_carries_its_score_its_ranks_and_who_gives_most() -> None
 def test_no_more_are_chosen_than_wanted_and_than_there_are() -> None:
     found = chosen(ranked([4, 7, 1, 9]), most=3)
     assert [each.block for each in found] == [4, 7, 1]
-    assert chosen(ranked([4, 7], hits=[7]), most=0, anchors=1) == []
+    assert chosen(ranked([4, 7]), most=0, anchors=[7]) == []
     assert len(chosen(ranked([4, 7]), most=12)) == 2
-    found = chosen(ranked([4, 7, 1], hits=[7]), most=2, anchors=1, line=range(10))
+    found = chosen(ranked([4, 7, 1]), most=2, anchors=[7], line=range(10))
     assert told(found) == [(7, ANCHOR), (4, SCORE)]
 
 
-def test_the_best_content_hit_is_first_with_the_block_behind_and_then_the_one_before() -> None:
-    found = chosen(ranked([1, 2, 9, 5, 4, 6], hits=[5, 9]), most=6, line=range(10), anchors=1)
+def test_an_anchor_is_first_with_the_block_behind_and_then_the_one_before() -> None:
+    found = chosen(ranked([1, 2, 9, 5, 4, 6], hits=[5, 9]), most=6, line=range(10), anchors=[5])
     assert told(found) == [
         (5, ANCHOR), (6, NEIGHBOUR), (4, NEIGHBOUR), (1, SCORE), (2, SCORE), (9, SCORE)
     ]  # fmt: skip
-    assert found[0].ranks == {CONTENT: 0, LEXICAL: 3}
+    assert found[0] == Chosen(5, ANCHOR, 1 / 4, {CONTENT: 0, LEXICAL: 3}, CONTENT)
     assert found[1].signal is None, "it came with another"
     assert found[1].ranks == {LEXICAL: 5} and found[1].score == 1 / 6
 
 
-def test_the_best_hits_come_first_in_their_own_order_as_many_as_wanted() -> None:
-    ranking = ranked([1, 2, 9, 5, 4, 6], hits=[5, 9])
-    hits = [
-        [each.block for each in chosen(ranking, most=9, anchors=anchors) if each.reason is ANCHOR]
-        for anchors in (0, 1, 2, 9)
-    ]
-    assert hits == [[], [5], [5, 9], [5, 9]]
+def test_anchors_come_in_the_order_they_are_given_each_with_its_neighbours() -> None:
+    found = chosen(ranked([1, 2, 8, 5, 4, 6, 9]), most=9, line=range(10), anchors=[5, 9])
+    assert told(found) == [
+        (5, ANCHOR), (6, NEIGHBOUR), (4, NEIGHBOUR), (9, ANCHOR), (8, NEIGHBOUR),
+        (1, SCORE), (2, SCORE),
+    ]  # fmt: skip
+
+
+def test_an_anchor_beside_a_better_one_has_its_place_already_and_brings_its_own_neighbours() -> (
+    None
+):
+    found = chosen(ranked([5, 6, 4, 7, 1]), most=9, line=range(10), anchors=[5, 6])
+    assert told(found) == [
+        (5, ANCHOR), (6, NEIGHBOUR), (4, NEIGHBOUR), (7, NEIGHBOUR), (1, SCORE)
+    ]  # fmt: skip
+
+
+def test_anchors_and_their_neighbours_take_no_more_than_is_wanted() -> None:
+    found = chosen(ranked([1, 5, 6, 4, 9]), most=2, line=range(10), anchors=[5, 9])
+    assert told(found) == [(5, ANCHOR), (6, NEIGHBOUR)]
 
 
 def test_neighbours_are_those_of_the_line_whatever_their_numbers() -> None:
-    found = chosen(ranked([3, 8, 2, 7], hits=[8]), most=4, line=[2, 8, 3], anchors=1)
+    found = chosen(ranked([3, 8, 2, 7]), most=4, line=[2, 8, 3], anchors=[8])
     assert told(found) == [(8, ANCHOR), (3, NEIGHBOUR), (2, NEIGHBOUR), (7, SCORE)]
 
 
 def test_a_neighbour_that_does_not_compete_takes_no_place() -> None:
-    ranking = ranked([1, 5, 6], hits=[5])
-    found = chosen(ranking, most=3, fixed={4}, line=range(10), anchors=1)
+    found = chosen(ranked([1, 5, 6]), most=3, fixed={4}, line=range(10), anchors=[5])
     assert told(found) == [(5, ANCHOR), (6, NEIGHBOUR), (1, SCORE)]
 
 
-def test_without_content_scores_there_are_no_anchors() -> None:
-    nothing_found = ranked([1, 5])
-    unheard = Ranking(
-        nothing_found.blocks,
-        nothing_found.scores,
-        {LEXICAL: nothing_found.ranks[LEXICAL]},
-        {LEXICAL: 1.0},
-        1.0,
-    )
-    for ranking in (nothing_found, unheard):
-        found = chosen(ranking, most=2, line=range(10), anchors=2)
-        assert told(found) == [(1, SCORE), (5, SCORE)]
+def test_best_by_content_is_no_anchor_by_itself() -> None:
+    found = chosen(ranked([1, 5], hits=[5]), most=2, line=range(10))
+    assert told(found) == [(1, SCORE), (5, SCORE)]
 
 
 def test_the_newest_copies_of_a_block_take_its_place() -> None:
@@ -157,14 +160,14 @@ def test_every_choice_keeps_its_promises(data: st.DataObject) -> None:
     blocks = data.draw(st.permutations(range(16)), "blocks")
     fixed = set(blocks[: data.draw(st.integers(0, 4))])
     order = [b for b in blocks if b not in fixed][: data.draw(st.integers(0, 12))]
-    hits = order[: data.draw(st.integers(0, 3))][::-1]
+    anchors = data.draw(st.permutations(order))[: data.draw(st.integers(0, 3))]
     most = data.draw(st.integers(0, 16))
     numbers = st.integers(0, 15)
     newer = st.lists(numbers, min_size=1, max_size=3, unique=True).map(tuple)
     found = chosen(
-        ranked(order, hits),
+        ranked(order),
         most=most,
-        anchors=data.draw(st.integers(0, 3)),
+        anchors=anchors,
         fixed=fixed,
         line=data.draw(st.lists(numbers, unique=True)),
         copies=data.draw(st.dictionaries(numbers, newer, max_size=4)),
@@ -172,6 +175,11 @@ def test_every_choice_keeps_its_promises(data: st.DataObject) -> None:
     chosen_blocks = [each.block for each in found]
     assert len(set(chosen_blocks)) == len(chosen_blocks) <= most, "at most once, and no more"
     assert set(chosen_blocks) <= set(order), "none that does not compete"
+    assert chosen_blocks[:1] == anchors[: min(1, most)] or not anchors, "the best anchor first"
+    room_for_all = most >= 3 * len(anchors)
+    assert not room_for_all or set(anchors) <= set(chosen_blocks)
+    reasons = [each.reason in (ANCHOR, NEIGHBOUR) for each in found]
+    assert reasons == sorted(reasons, reverse=True), "what anchors bring is ahead of the order"
     of_order = [each.block for each in found if each.reason is SCORE]
     assert of_order == [block for block in order if block in of_order]
     assert all(type(block) is int for block in chosen_blocks)

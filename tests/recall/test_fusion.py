@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def recipe(stay_bonus: float = 0.0, **weights: float) -> Recipe:
 
 
 def fused(
-    recipe: Recipe, *candidates: int, in_view: set[int] | None = None, **scores: list[float]
+    recipe: Recipe, *candidates: int, in_view: set[int] | None = None, **scores: Sequence[float]
 ) -> Ranking:
     by_signal = {SignalName(n.replace("_", "-")): np.array(s) for n, s in scores.items()}
     return fuse(recipe, by_signal, np.array(candidates, dtype=np.int64), in_view or set())
@@ -116,6 +116,67 @@ def test_signals_that_rank_no_block_did_not_speak() -> None:
     assert ranking.spoke == (RECENCY,)
 
 
+def test_the_hits_are_the_best_blocks_as_far_as_anything_is_said_for_them() -> None:
+    ranking = fused(recipe(lexical=1), 0, 1, 2, 3, lexical=[1.0, 0.0, 3.0, 2.0])
+    assert [ranking.hits(count) for count in (0, 1, 2, 3, 4, 9)] == [
+        [], [2], [2, 3], [2, 3, 0], [2, 3, 0], [2, 3, 0]
+    ]  # fmt: skip
+    assert all(type(block) is int for block in ranking.hits(3))
+    assert fused(recipe(lexical=1), 0, 1, lexical=[0.0, 0.0]).hits(2) == []
+    assert fused(recipe(lexical=1), lexical=[1.0]).hits(2) == []
+
+
+RANKED = 4096
+"""So many blocks at most does a signal rank."""
+
+
+def shuffled(blocks: int) -> list[float]:
+    """Scores from 1 on, no two alike."""
+    return (1.0 + np.random.default_rng(5).permutation(blocks)).tolist()
+
+
+def test_of_very_many_blocks_a_signal_ranks_the_best() -> None:
+    scores = shuffled(RANKED + 900)
+    ranking = fused(recipe(lexical=1), *range(len(scores)), lexical=scores)
+    by_score = sorted(range(len(scores)), key=lambda block: -scores[block])
+    assert order(ranking)[:RANKED] == by_score[:RANKED]
+    assert order(ranking)[RANKED:] == sorted(by_score[RANKED:], reverse=True), "newest first"
+    assert ranking.ranks[LEXICAL].tolist() == [*range(RANKED), *[NO_RANK] * 900]
+    assert not ranking.scores[RANKED:].any()
+    assert len(ranking.hits(len(scores))) == RANKED
+
+
+def test_as_many_as_it_can_rank_are_all_ranked() -> None:
+    ranking = fused(recipe(lexical=1), *range(RANKED), lexical=shuffled(RANKED))
+    assert ranking.ranks[LEXICAL].tolist() == list(range(RANKED))
+
+
+def test_of_very_many_blocks_the_newer_of_two_equals_is_ranked_higher() -> None:
+    scores = [1.0 + block // 2 for block in range(RANKED + 900)]
+    ranking = fused(recipe(lexical=1), *range(len(scores)), lexical=scores)
+    assert order(ranking) == list(range(len(scores)))[::-1]
+    assert ranking.ranks[LEXICAL].tolist()[: RANKED + 1] == [*range(RANKED), NO_RANK]
+
+
+def test_what_scores_nothing_is_not_ranked_however_many_there_are() -> None:
+    scores = [0.0] * (RANKED + 900)
+    scores[7], scores[3000] = 0.5, 0.25
+    ranking = fused(recipe(lexical=1), *range(len(scores)), lexical=scores)
+    assert order(ranking)[:3] == [7, 3000, len(scores) - 1]
+    assert ranking.hits(RANKED) == [7, 3000]
+
+
+def test_a_block_too_low_for_one_signal_is_spoken_for_by_another() -> None:
+    newest = RANKED + 899
+    lexical, recency = [*range(newest + 1, 0, -1)], [*range(1, newest + 2)]
+    ranking = fused(
+        recipe(lexical=1, recency=2), *range(newest + 1), lexical=lexical, recency=recency
+    )
+    assert order(ranking)[:3] == [newest, newest - 1, newest - 2]
+    assert ranking.ranks_at(0) == {RECENCY: 0}
+    assert ranking.scores[0] == 2 / 5
+
+
 @st.composite
 def opinions(draw: st.DrawFn) -> tuple[Recipe, dict[SignalName, list[float]], list[int], set[int]]:
     blocks = draw(st.integers(1, 20))
@@ -161,3 +222,10 @@ def test_fusing_is_adding_up_reciprocal_ranks(
     found = dict(zip(order(ranking), ranking.scores.tolist(), strict=True))
     assert found == pytest.approx(expected)
     assert list(found) == sorted(found, key=lambda block: (-found[block], -block))
+
+
+def test_of_equals_at_the_end_of_what_a_signal_ranks_the_newer_count() -> None:
+    ranking = fuse(Recipe({LEXICAL: 1.0}, 5.0), {LEXICAL: np.ones(5000)}, np.arange(5000))
+    assert ranking.blocks[:2].tolist() == [4999, 4998]
+    assert ranking.ranks[LEXICAL][:4096].tolist() == list(range(4096))
+    assert set(ranking.ranks[LEXICAL][4096:].tolist()) == {NO_RANK}

@@ -60,8 +60,10 @@ def test_a_question_that_ends_in_the_middle_of_a_header_is_no_trouble() -> None:
 
 def test_an_opening_without_a_marker_is_found_as_a_whole() -> None:
     chat = Toy("\n", "ASSISTANT", ":")
-    said = ("\n", "hello", "\n", "ASSISTANT", " says", "\n", "ASSISTANT", ":", " ", "Yes")
-    assert chat.own(*said) == ["\n", "hello", "\n", "ASSISTANT", " says", "Yes"]
+    said = ("\n", "hello", "\n", "ASSISTANT", " says")
+    assert chat.own(*said, "\n", "ASSISTANT", ":", " ") == list(said), "half of it opens nothing"
+    answered = ("\n", "ASSISTANT", ":", " ", "Yes", "\n", "ASSISTANT", " says")
+    assert chat.own(*answered) == ["Yes", "\n", "ASSISTANT", " says"]
 
 
 def test_without_an_opening_markers_are_known_by_their_looks() -> None:
@@ -82,5 +84,43 @@ def test_a_role_of_another_length_than_the_assistants_takes_no_word_along() -> N
 
 def test_blanks_between_messages_do_not_count() -> None:
     chat = Toy("<|im_start|>", "assistant")
-    first = ("ok", "\n", "<|im_end|>", "\n", "<|im_start|>", "user", "\n")
-    assert chat.own(*first, "go", "<|im_end|>", "\n") == ["ok", "\n", "go"]
+    first = ("<|im_start|>", "tool", "\n", "ok", "\n", "<|im_end|>", "\n")
+    second = ("<|im_start|>", "user", "\n", "go", "<|im_end|>", "\n")
+    assert chat.own(*first, *second) == ["ok", "\n", "go"]
+
+
+def test_the_end_of_the_message_before_does_not_count() -> None:
+    """It is there because it did not fill a block."""
+    chat = Toy("<|im_start|>", "assistant")
+    before = (" of", " the", " log", "<|im_end|>", "\n")
+    asked = ("<|im_start|>", "user", "\n", "Which", " port", "?", "<|im_end|>", "\n")
+    assert chat.own(*before, *asked, "<|im_start|>", "assistant") == ["Which", " port", "?"]
+
+
+def test_the_end_of_a_long_message_counts_when_nothing_was_said_behind_it() -> None:
+    chat = Toy("<|im_start|>", "assistant")
+    said = (" of", " the", " log", "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n")
+    assert chat.own(*said) == [" of", " the", " log"]
+
+
+def test_only_what_stands_before_the_first_message_is_the_one_befores_end() -> None:
+    chat = Toy("<|im_start|>", "assistant")
+    before = (" call", "</tool_call>", "<|im_end|>", "\n")
+    first = ("<|im_start|>", "tool", "\n", "<b>", "ok", "<|im_end|>", "\n")
+    second = ("<|im_start|>", "user", "\n", "go", " on", "<|im_end|>", "\n")
+    assert chat.own(*before, *first, *second) == ["ok", "go", " on"]
+
+
+def test_without_an_opening_nothing_tells_where_a_message_begins() -> None:
+    assert Toy().own(" of", " the", "</s>", "[INST]", "go") == [" of", " the", "go"]
+
+
+def test_another_marker_begins_no_message() -> None:
+    chat = Toy("<|im_start|>", "assistant")
+    assert chat.own("one", "<tool_call>", "two", "<|im_end|>") == ["one", "two"]
+
+
+def test_a_begun_answer_does_not_take_the_question_away() -> None:
+    """Its opening is the last header, and what is behind it is no message yet."""
+    chat = Toy("\n", "ASSISTANT", ":")
+    assert chat.own("hello", "\n", "ASSISTANT", ":", " ", "Yes") == ["hello", "Yes"]

@@ -1,4 +1,4 @@
-"""Recipes: what a `--signals` value means."""
+"""Recipes: what a `--signals` value means, and what a question does to it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,35 @@ import pytest
 
 from kvws.errors import ConfigError
 from kvws.recall.fusion import fuse
-from kvws.recall.recipe import FUSED, Recipe, SignalName, recipe_named
+from kvws.recall.recipe import FUSED, Question, Recipe, SignalName, recipe_named
+
+CONTENT, LEXICAL, MEAN_K = SignalName.CONTENT, SignalName.LEXICAL, SignalName.MEAN_K
+
+RECIPE = Recipe(
+    {CONTENT: 1.0, LEXICAL: 0.5, MEAN_K: 4.0},
+    rank_offset=5.0,
+    question_weights={CONTENT: 2.0, MEAN_K: 0.25},
+    anchor_weights={LEXICAL: 3.0, CONTENT: 1.5},
+    anchor_share=1 / 16,
+    short_words=10,
+    stay_bonus=0.1,
+)
+ASKED, TOLD, OBSERVED = Question(10, asks=True), Question(10, asks=False), Question(11, asks=True)
 
 
 def test_auto_is_the_default() -> None:
     assert recipe_named("auto") is FUSED
-    assert all(weight > 0 for weight in FUSED.weights.values())
+    for weights in (FUSED.weights, FUSED.question_weights, FUSED.anchor_weights):
+        assert weights and all(weight > 0 for weight in weights.values())
+        assert weights.keys() <= FUSED.weights.keys(), "what nobody scores has no weight"
 
 
 @pytest.mark.parametrize("name", list(SignalName))
 def test_a_single_signal_is_its_own_order_and_nothing_else(name: SignalName) -> None:
     recipe = recipe_named(name)
     assert list(recipe.weights) == [name]
-    assert not recipe.anchor_share and not recipe.newest_copies and not recipe.stay_bonus
+    assert not recipe.newest_copies and not recipe.stay_bonus
+    assert recipe.for_question(ASKED) == recipe and recipe.anchors(160, ASKED) == 0
     scores = np.array([0.2, 0.7, 0.1, 0.7, 0.3])
     ranking = fuse(recipe, {name: scores}, np.arange(5), in_view={0, 2})
     assert ranking.blocks.tolist() == [3, 1, 4, 0, 2]
@@ -28,9 +44,9 @@ def test_a_single_signal_is_its_own_order_and_nothing_else(name: SignalName) -> 
 def test_several_signals_are_fused_as_the_default_fuses_its_own() -> None:
     recipe = recipe_named("lexical, rotated-mean,mean-k")
     assert list(recipe.weights) == ["lexical", "rotated-mean", "mean-k"]
-    for name in (SignalName.LEXICAL, SignalName.ROTATED_MEAN):
+    for name in (LEXICAL, SignalName.ROTATED_MEAN):
         assert recipe.weights[name] == FUSED.weights[name]
-    assert recipe.weights[SignalName.MEAN_K] == 1.0, "which the default has not"
+    assert recipe.weights[MEAN_K] == 1.0, "which the default has not"
     assert recipe.newest_copies and recipe.stay_bonus == FUSED.stay_bonus
     assert recipe.rank_offset == FUSED.rank_offset
 
@@ -46,24 +62,92 @@ def test_what_is_no_signal_is_refused_with_those_that_there_are(text: str) -> No
     assert "auto" in refused.value.hint and "rotated-mean" in refused.value.hint
 
 
-def test_a_question_has_the_more_anchors_the_more_places_there_are() -> None:
-    recipe = Recipe({SignalName.CONTENT: 1.0}, 5.0, anchor_share=1 / 16, anchored_words=10)
-    assert [recipe.anchors(places, 10) for places in (1, 31, 32, 160)] == [1, 1, 2, 10]
+def test_several_signals_are_given_anchors_by_those_of_them_that_find_any() -> None:
+    assert recipe_named("lexical,recency").anchor_weights == {
+        LEXICAL: FUSED.anchor_weights[LEXICAL]
+    }
+    assert recipe_named("lexical,recency").anchors(100, ASKED) == FUSED.anchors(100, ASKED)
+    assert recipe_named("mean-k,recency").anchors(100, ASKED) == 0
+
+
+def test_of_several_signals_a_question_is_fused_as_the_default_fuses_its_own() -> None:
+    recipe = recipe_named("lexical,content").for_question(ASKED)
+    assert recipe.weights == {s: FUSED.question_weights[s] for s in (LEXICAL, CONTENT)}
+    unasked = recipe_named("mean-k,recency").for_question(ASKED)
+    assert unasked.weights == {MEAN_K: 1.0}, "the default does not ask for what is new"
+
+
+def test_a_short_question_that_asks_something_has_its_own_weights() -> None:
+    assert RECIPE.for_question(ASKED).weights == {CONTENT: 2.0, MEAN_K: 0.25}
+    assert RECIPE.for_question(ASKED).stay_bonus == RECIPE.stay_bonus
+
+
+def test_one_that_asks_nothing_and_an_observation_have_the_usual_weights() -> None:
+    assert RECIPE.for_question(TOLD) == RECIPE
+    assert RECIPE.for_question(OBSERVED) == RECIPE
+
+
+def test_a_recipe_without_weights_for_questions_treats_them_as_anything_else() -> None:
+    usual = Recipe({CONTENT: 1.0}, 5.0, short_words=10)
+    assert usual.for_question(ASKED) == usual
+
+
+def test_a_short_question_has_the_more_anchors_the_more_places_and_two_where_they_fit() -> None:
+    for question in (ASKED, TOLD):
+        found = [RECIPE.anchors(places, question) for places in (0, 1, 47, 48, 160)]
+        assert found == [1, 1, 2, 3, 10]
 
 
 def test_an_observation_longer_than_a_question_has_no_anchors() -> None:
-    recipe = Recipe({SignalName.CONTENT: 1.0}, 5.0, anchor_share=1 / 16, anchored_words=10)
-    assert recipe.anchors(160, 11) == 0
-    assert recipe_named("content").anchors(160, 1) == 0, "nor has a signal of its own"
+    assert RECIPE.anchors(160, OBSERVED) == 0
+    assert RECIPE.anchors(160, Question(11, asks=False)) == 0
 
 
-def test_leaving_signals_out_leaves_the_rest_as_it_is() -> None:
-    rest = FUSED.without([SignalName.CONTENT, SignalName.MEAN_K])
-    assert SignalName.CONTENT not in rest.weights
-    assert rest.weights.items() <= FUSED.weights.items()
-    assert len(rest.weights) == len(FUSED.weights) - 1
-    assert rest.anchor_share == FUSED.anchor_share and rest.newest_copies == FUSED.newest_copies
-    assert SignalName.CONTENT in FUSED.weights, "the default itself stays"
+def test_where_nothing_is_said_there_are_no_anchors() -> None:
+    assert RECIPE.anchors(160, Question(0, asks=False)) == 0
+
+
+def test_without_weights_for_anchors_there_are_none() -> None:
+    none = Recipe({CONTENT: 1.0}, 5.0, anchor_share=1 / 16, short_words=10)
+    assert none.anchors(160, ASKED) == 0
+
+
+def test_anchors_are_fused_by_their_own_weights_wherever_the_blocks_stand_now() -> None:
+    fused_for_anchors = RECIPE.for_anchors()
+    assert fused_for_anchors.weights == {LEXICAL: 3.0, CONTENT: 1.5}
+    assert fused_for_anchors.stay_bonus == 0.0
+    assert fused_for_anchors.rank_offset == RECIPE.rank_offset
+
+
+def test_some_signals_alone_are_those_in_every_fusion() -> None:
+    some = RECIPE.only([LEXICAL, MEAN_K])
+    assert some.weights == {LEXICAL: 0.5, MEAN_K: 4.0}
+    assert some.question_weights == {MEAN_K: 0.25}
+    assert some.anchor_weights == {LEXICAL: 3.0}
+    assert (some.anchor_share, some.short_words, some.stay_bonus) == (1 / 16, 10, 0.1)
+
+
+def test_leaving_signals_out_leaves_the_rest_of_every_fusion_as_it_is() -> None:
+    rest = RECIPE.without([CONTENT])
+    assert rest.weights == {LEXICAL: 0.5, MEAN_K: 4.0}
+    assert rest.question_weights == {MEAN_K: 0.25} and rest.anchor_weights == {LEXICAL: 3.0}
+    assert RECIPE.without([]) == RECIPE
+    assert CONTENT in RECIPE.weights and CONTENT in RECIPE.anchor_weights, "it stays itself"
+
+
+def test_where_no_signal_is_left_for_anchors_or_questions_there_are_none() -> None:
+    neither = RECIPE.without([CONTENT, LEXICAL])
+    assert neither.anchors(160, ASKED) == 0
+    rest = RECIPE.without([CONTENT, MEAN_K])
+    assert rest.for_question(ASKED).weights == {LEXICAL: 0.5}, "the usual ones"
+
+
+def test_the_default_without_content_still_finds_anchors_by_words() -> None:
+    rest = FUSED.without([CONTENT])
+    for weights in (rest.weights, rest.question_weights, rest.anchor_weights):
+        assert CONTENT not in weights and LEXICAL in weights
+    assert rest.anchors(60, TOLD) == FUSED.anchors(60, TOLD) > 2
+    assert rest.newest_copies == FUSED.newest_copies
 
 
 def test_the_ranks_keep_an_index_for_what_they_score_in_a_fixed_order() -> None:
@@ -83,3 +167,13 @@ def test_the_ranks_keep_an_index_for_what_they_score_in_a_fixed_order() -> None:
 )
 def test_text_is_read_where_a_signal_or_copies_need_it(signals: str, needed: bool) -> None:
     assert recipe_named(signals).needs_text == needed
+
+
+def test_signals_of_ones_own_choice_are_all_asked_by_a_question() -> None:
+    recipe = recipe_named("lexical,mean-k")
+    asked = recipe.for_question(Question(own_words=3, asks=True)).weights
+    assert asked == {SignalName.LEXICAL: 2.0, SignalName.MEAN_K: 1.0}
+
+
+def test_an_anchor_has_room_for_its_neighbours() -> None:
+    assert [FUSED.anchors(places, ASKED) for places in (1, 3, 5, 6, 30)] == [1, 1, 1, 2, 5]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from kvws.recall.fusion import Scores
 from kvws.recall.recipe import Recipe, SignalName, recipe_named
 from kvws.recall.regions import Reason, Regions
 from kvws.recall.selector import Asked, Choice, Selector
@@ -55,7 +57,7 @@ class Agent:
             pass
         regions = Regions.of_line(self.line, 1, 1)
         count = self.workspace.block_count
-        by_signal = {}
+        by_signal: dict[SignalName, Scores] = {}
         for name, scores in rank_scores.items():
             array = by_signal[SignalName(name.replace("_", "-"))] = np.zeros(count, np.float32)
             array[list(scores)] = list(scores.values())
@@ -124,28 +126,118 @@ def test_newer_blocks_come_first_by_recency() -> None:
     assert blocks == [told["newest"] - 1 - place for place in range(5)]
 
 
-def test_the_best_content_hit_brings_the_block_behind_it() -> None:
-    recipe = Recipe(
-        {CONTENT: 1.0, RECENCY: 1.0}, rank_offset=5.0, anchor_share=1 / 16, anchored_words=8
-    )
-    agent, told = talk(recipe)
-    hit = {told["port"]: 2.0, told["host"]: 1.0}
-    chosen = agent.asks("which port ?", content=hit).chosen
-    assert [(each.block, each.reason) for each in chosen[:3]] == [
+SHORT = Recipe(
+    {MEAN_K: 9.0, CONTENT: 1.0, LEXICAL: 1.0},
+    rank_offset=5.0,
+    question_weights={CONTENT: 1.0},
+    short_words=8,
+)
+"""Of a question, content alone decides; of anything else, mean-k does."""
+
+ANCHORED = replace(SHORT, anchor_weights={CONTENT: 1.0, LEXICAL: 1.0}, anchor_share=1 / 6)
+
+
+def best_of(recipe: Recipe, question: str, *, reads_text: bool = True) -> str:
+    """What the best block tells where mean-k is for the host and content for the port."""
+    agent, told = talk(recipe, reads_text=reads_text)
+    choice = agent.asks(question, mean_k={told["host"]: 1.0}, content={told["port"]: 1.0})
+    (name,) = [name for name, block in told.items() if block == choice.chosen[0].block]
+    return name
+
+
+@pytest.mark.parametrize("mark", ["?", "\uff1f", "\u061f"])
+def test_a_short_question_with_a_question_mark_is_weighed_as_a_question(mark: str) -> None:
+    assert best_of(SHORT, f"where does it listen {mark}") == "port"
+    assert best_of(SHORT, f"where does it listen{mark} tell me") == "port"
+
+
+def test_without_a_question_mark_or_at_length_it_has_the_usual_weights() -> None:
+    assert best_of(SHORT, "where does it listen") == "host"
+    assert best_of(SHORT, "1 2 3 4 5 6 7 ?") == "port"
+    assert best_of(SHORT, "1 2 3 4 5 6 7 8 ?") == "host"
+
+
+def test_only_what_somebody_says_makes_a_question() -> None:
+    header, opening = "<|im_start|> user", "<|im_end|> <|im_start|> assistant"
+    assert best_of(SHORT, f"{header} 1 2 3 4 5 6 7 ? {opening}") == "port"
+    before = "was it so ? <|im_end|>"
+    assert best_of(SHORT, f"{before} {header} go on {opening}") == "host"
+    assert best_of(SHORT, f"{before} {header} 1 2 3 4 5 6 7 ? {opening}") == "port"
+
+
+def test_without_a_spelling_nothing_reads_as_a_question() -> None:
+    assert best_of(SHORT, "where does it listen ?", reads_text=False) == "host"
+
+
+def test_a_choice_tells_the_signals_that_the_question_was_weighed_by() -> None:
+    agent, told = talk(SHORT)
+    mean_k, content = {told["host"]: 1.0}, {told["port"]: 1.0}
+    asked = agent.asks("the host ?", mean_k=mean_k, content=content)
+    assert asked.signals == (CONTENT,)
+    unasked = agent.asks("the host", mean_k=mean_k, content=content)
+    assert set(unasked.signals) == {MEAN_K, CONTENT, LEXICAL}
+
+
+@pytest.mark.parametrize("question", ["5433 ?", "5433"])
+def test_content_and_words_together_find_the_anchors_of_whatever_is_short(question: str) -> None:
+    agent, told = talk(ANCHORED)
+    content = {told["host"]: 2.0, told["port"]: 1.0}  # and lexical is for the port alone
+    chosen = agent.asks(question, budget=10, content=content, mean_k={8: 1.0}).chosen
+    assert [(each.block, each.reason) for each in chosen] == [
         (told["port"], Reason.ANCHOR),
         (told["behind the port"], Reason.NEIGHBOUR),
         (told["first"], Reason.NEIGHBOUR),
+        (told["host"], Reason.ANCHOR),
+        (told["host"] + 1, Reason.NEIGHBOUR),
+        (told["host"] - 1, Reason.NEIGHBOUR),
+        (8, Reason.SCORE),
+        (7, Reason.SCORE),
     ]
 
 
-def test_only_the_questions_own_words_count_towards_the_length_that_is_anchored() -> None:
-    recipe = Recipe({CONTENT: 1.0}, rank_offset=5.0, anchor_share=1 / 16, anchored_words=8)
-    agent, told = talk(recipe)
+def test_anchors_are_the_best_of_their_signals_wherever_the_usual_weights_put_them() -> None:
+    agent, told = talk(ANCHORED)
+    chosen = agent.asks("what now", content={told["port"]: 1.0}, mean_k={8: 1.0, 7: 0.5}).chosen
+    anchors = [each for each in chosen if each.reason is Reason.ANCHOR]
+    assert [each.block for each in anchors] == [told["port"]], "nothing is said for a second"
+    assert anchors[0].ranks == {CONTENT: 0} and anchors[0].signal is CONTENT
+    assert [each.block for each in chosen if each.reason is Reason.SCORE] == [8, 7]
+
+
+def test_a_place_in_the_view_makes_no_anchor() -> None:
+    agent, told = talk(replace(ANCHORED, stay_bonus=100.0))
+    content = {told["port"]: 2.0, 6: 1.5, told["host"]: 1.0}
+    chosen = agent.asks("what now", budget=10, in_view=[told["host"]], content=content).chosen
+    anchors = [each.block for each in chosen if each.reason is Reason.ANCHOR]
+    assert anchors == [told["port"], 6]
+
+
+def test_an_observation_has_neither_anchors_nor_the_weights_of_a_question() -> None:
+    agent, told = talk(ANCHORED)
+    mean_k, content = {told["host"]: 1.0}, {told["port"]: 1.0}
+    choice = agent.asks("1 2 3 4 5 6 7 8 ?", mean_k=mean_k, content=content)
+    assert choice.chosen[0].block == told["host"]
+    assert {each.reason for each in choice.chosen} == {Reason.SCORE}
+
+
+def test_only_the_questions_own_words_count_towards_its_length() -> None:
+    agent, told = talk(ANCHORED)
     hit = {told["port"]: 2.0}
-    wrapped = "<|im_start|> user a b c d e f g h <|im_end|> <|im_start|> assistant"
-    assert agent.asks(wrapped, content=hit).chosen[0].reason is Reason.ANCHOR
-    observation = "a b c d e f g h i"
-    assert agent.asks(observation, content=hit).chosen[0].reason is Reason.SCORE
+    before, opening = "1 2 3 <|im_end|>", "<|im_end|> <|im_start|> assistant"
+    question = f"{before} <|im_start|> user a b c d e f g h {opening}"
+    assert agent.asks(question, content=hit).chosen[0].reason is Reason.ANCHOR
+    assert agent.asks("a b c d e f g h i", content=hit).chosen[0].reason is Reason.SCORE
+    silence = f"<|im_start|> user {opening}"
+    assert agent.asks(silence, content=hit).chosen[0].reason is Reason.SCORE
+
+
+def test_words_are_looked_for_that_the_question_says_and_not_the_message_before() -> None:
+    agent, told = talk(recipe_named("lexical"))
+    before = "5433 <|im_end|>"
+    asked = "<|im_start|> user redis ? <|im_end|> <|im_start|> assistant"
+    ranks = {each.block: each.ranks for each in agent.asks(f"{before} {asked}").chosen}
+    assert ranks[told["host"]] == {LEXICAL: 0}
+    assert not any(of_block for block, of_block in ranks.items() if block != told["host"])
 
 
 def test_a_block_that_is_read_again_gives_its_place_to_its_newest_copy() -> None:

@@ -120,11 +120,27 @@ def test_above_it_stand_question_budget_places_and_what_spoke() -> None:
     assert budget.endswith("chosen by lexical, recency")
 
 
+def test_of_the_message_before_nothing_is_shown_as_the_question() -> None:
+    before = "and so on.<|im_end|>\n"
+    asked = "<|im_start|>user\nWhere are the tests?<|im_end|>\n<|im_start|>assistant\n"
+    assert explained(question=before + asked).question == "Where are the tests?"
+
+
+def test_a_hit_and_what_stands_beside_it_are_told_apart_and_take_places() -> None:
+    hit = Decision(1, Action.LOAD, Reason.ANCHOR, 0.2345, LEXICAL, {LEXICAL: 0})
+    beside = Decision(2, Action.LOAD, Reason.NEIGHBOUR, 0.1, None, {RECENCY: 3})
+    found = explained(replace(REPORT, decisions=(REPORT.decisions[0], hit, beside)))
+    assert found.places == LIMITS.budget_blocks - 1
+    first, second = [line for line in printed(found) if " load " in line]
+    assert first.split()[:5] == ["1", "load", "hit", "lexical", "0.234"]
+    assert second.split()[:7] == ["2", "load", "beside", "a", "hit", "0.100", "4"]
+
+
 def test_signals_that_were_asked_for_and_had_nothing_to_say_have_a_reason() -> None:
     recipe = FUSED.without([CONTENT])
     silent = explained(replace(REPORT, signals=("recency",)), wanted=FUSED, recipe=recipe).silent
     assert silent == {
-        SignalName.ROTATED_MEAN: "it finds nothing",
+        SignalName.ROTATED_MEAN: "it finds nothing, or such a question does not ask it",
         CONTENT: "the model has no profile",
         LEXICAL: "no block has the question's words",
         SUCCESSION: "there is no earlier turn",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvws.recall.plan import Action, Decision
 from kvws.recall.recipe import FUSED, Recipe, SignalName, recipe_named
@@ -13,6 +14,8 @@ from tests.step.session import LIMITS, Reply, Session, in_loop
 
 LEXICAL, ROTATED_MEAN = SignalName.LEXICAL, SignalName.ROTATED_MEAN
 RECIPE = FUSED.without([SignalName.CONTENT])
+TO_OBSERVATIONS = replace(RECIPE, short_words=8)
+"""The same, for which what is asked here is no short question but an observation."""
 
 ASKED = 3
 """The topic of the question. The block that has its rare words is one of eight about another."""
@@ -46,17 +49,29 @@ def in_view(reply: Reply) -> dict[int, Decision]:
 
 
 @in_loop
-async def test_an_old_block_that_shares_rare_words_with_the_question_is_recalled_for_them() -> (
-    None
-):
+async def test_a_block_with_rare_words_of_a_short_question_comes_with_its_neighbours() -> None:
     talk = Talk(RECIPE)
     reply = await talk.asks()
     assert talk.session.workspace.block_tokens(talk.rare_block)[-8:] == tuple(RARE_WORDS)
+    view = in_view(reply)
+    assert (view[talk.rare_block].reason, view[talk.rare_block].signal) == (Reason.ANCHOR, LEXICAL)
+    assert view[talk.rare_block].ranks[LEXICAL] == 0
+    for beside in (talk.rare_block - 1, talk.rare_block + 1):
+        assert (view[beside].reason, view[beside].signal) == (Reason.NEIGHBOUR, None)
+    assert reply.report.view_blocks == LIMITS.budget_blocks
+
+
+@in_loop
+async def test_a_block_with_rare_words_of_an_observation_is_one_of_the_fused_order() -> None:
+    talk = Talk(TO_OBSERVATIONS)
+    reply = await talk.asks()
     decision = in_view(reply)[talk.rare_block]
     assert (decision.reason, decision.signal) == (Reason.SCORE, LEXICAL)
     assert decision.ranks[LEXICAL] == 0 and decision.ranks[ROTATED_MEAN] > 4
     assert decision.score is not None and decision.score > 0
     assert reply.report.view_blocks == LIMITS.budget_blocks
+    reasons = {d.reason for d in in_view(reply).values()}
+    assert not {Reason.ANCHOR, Reason.NEIGHBOUR} & reasons
 
 
 @in_loop
@@ -76,8 +91,8 @@ async def test_the_report_names_the_signals_that_spoke() -> None:
 
 
 @in_loop
-async def test_blocks_of_the_question_s_topic_are_recalled_for_their_keys() -> None:
-    talk = Talk(RECIPE)
+async def test_blocks_of_an_observation_s_topic_are_recalled_for_their_keys() -> None:
+    talk = Talk(TO_OBSERVATIONS)
     decisions = in_view(await talk.asks()).values()
     of_topic = [d for d in decisions if d.block in range(8, 16)]
     assert ROTATED_MEAN in {d.signal for d in of_topic}
