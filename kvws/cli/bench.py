@@ -14,6 +14,8 @@ from kvws.cli.options import engine_settings, settings_options
 from kvws.config import Settings, resolve_settings
 from kvws.errors import ConfigError
 from kvws.limits import Limits
+from kvws.models import read_model_config, resolve_model
+from kvws.models.profiles import find_profile
 
 # Each command imports what it measures itself: the engine and torch take seconds to import.
 
@@ -50,6 +52,38 @@ def recall(views: tuple[int, ...], repetitions: int, **flags: Any) -> None:
             for view in views
         ]
     Console().print(recall_table(costs))
+
+
+@bench.command()
+@click.option("--model", help="Alias smollm2, or a Hugging Face folder with a profile.")
+@click.option("--blocks", type=click.IntRange(min=1), multiple=True, default=(1000, 10_000))
+@click.option("--query", "query_tokens", type=click.IntRange(min=1), default=128)
+@click.option("--repetitions", type=click.IntRange(min=1), default=3)
+def signals(
+    model: str | None, blocks: tuple[int, ...], query_tokens: int, repetitions: int
+) -> None:
+    """What each retrieval signal's index weighs, and what scoring with it costs."""
+    settings = resolve_settings({"model": model}).settings
+    path = resolve_model(settings.model)
+    found = find_profile(path) if isinstance(path, Path) else None
+    if not isinstance(path, Path) or found is None:
+        raise ConfigError(
+            f"{settings.model} has no retrieval profile",
+            hint=f"make one with: kvws calibrate --model {settings.model}",
+        )
+    from kvws.bench.signals import measure_signals, signals_table
+
+    errors = Console(stderr=True)
+    for count in blocks:
+        costs = measure_signals(
+            read_model_config(path),
+            found[0],
+            blocks=count,
+            query_tokens=query_tokens,
+            repetitions=repetitions,
+            progress=errors.print,
+        )
+        Console().print(signals_table(costs, count))
 
 
 @bench.command("stage-out")
