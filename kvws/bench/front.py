@@ -235,7 +235,8 @@ class _Session:
             mask = np.frombuffer(self._workspace.recallable("main", line), dtype=np.uint8).copy()
             mask[list(regions.fixed)] = 0
             held = frozenset(self._thread.view)
-            asked = Asked(line, aligned.pending, regions, mask, held, budget_blocks)
+            question = aligned.pending[-self._limits.query_tokens :]  # the rest is ingested ahead
+            asked = Asked(line, question, regions, mask, held, budget_blocks)
             plan_view(
                 current=self._thread.view,
                 regions=regions,
