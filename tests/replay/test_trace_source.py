@@ -97,7 +97,7 @@ def test_line_separators_inside_strings_do_not_end_a_line() -> None:
         (b'{"messages": [' + b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "line 1"),
         (lzma.compress(CHAT.encode())[:-20], "damaged"),
-        (gzip.compress(CHAT.encode())[:-3], "damaged"),
+        (gzip.compress(CHAT.encode(), mtime=0)[:-3], "damaged"),
         (b"\xfd7zXZ\x00" + b"?" * 40, "damaged"),
         (b"\x1f\x8b" + b"?" * 40, "damaged"),
     ],
