@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.choosing import choose, read_new_blocks
 from kvws.engine.protocol import Chunk, Engine, Scores
 from kvws.errors import SelfCheckFailed
 from kvws.limits import Limits
@@ -31,9 +31,6 @@ Answer = AsyncGenerator[Chunk, None]
 
 _TASK_BLOCKS = 2
 """A probe asks with so much of the task again: enough to weigh as much as a short tool result."""
-
-_READ_AT_ONCE_BLOCKS = 64
-"""A few milliseconds of the event loop."""
 
 
 @dataclass(frozen=True)
@@ -145,16 +142,16 @@ async def recall(
                 budget_blocks=limits.budget_blocks,
             )
             candidates = _candidates(regions, line, question.tokens, workspace, thread)
-        selector = workspace.selector
-        with ms.measure("plan"):
-            await _read_new_blocks(workspace)
+            selector = workspace.selector
+            own = selector.content_rows(question.tokens, again)
+            await read_new_blocks(workspace)
         score = partial(
             engine.score,
             workspace=workspace.name,
             candidates=candidates.tobytes(),
             first_positions=workspace.first_positions[: len(candidates)].tobytes(),
             query_first=BLOCK_TOKENS * len(line) - len(again),
-            content_rows=selector.content_rows(question.tokens, again).tobytes(),
+            content_rows=own.tobytes(),
         )
         with ms.measure("score"):
             scores = await score(rid)
@@ -165,11 +162,17 @@ async def recall(
 
         with ms.measure("plan"):
             by_signal = {SignalName(name): found for name, found in scores.by_signal.items()}
-            budget = limits.budget_blocks
-            competing = Asked(
-                line, question.tokens, regions, candidates, frozenset(held), budget, again
+            asking = Asked(
+                line=line,
+                question=question.tokens,
+                own=own,
+                regions=regions,
+                candidates=candidates,
+                in_view=frozenset(held),
+                budget_blocks=limits.budget_blocks,
+                again=again,
             )
-            choice = selector.choose(competing, by_signal)
+            choice = await choose(workspace, asking, by_signal)
             plan = plan_view(
                 current=held,
                 regions=regions,
@@ -215,15 +218,6 @@ async def _probe_every_row(
             hint="the kvws plugin does not see this model's attention; restart the engine",
         )
     return scores
-
-
-async def _read_new_blocks(workspace: Workspace) -> None:
-    """Let the selector know what blocks say that it has not read; after a restart they are many,
-    and others shall have their turns meanwhile."""
-    more = True
-    while more:
-        more = not workspace.selector.catch_up(workspace, _READ_AT_ONCE_BLOCKS)
-        await asyncio.sleep(0)
 
 
 def _task_again(

@@ -29,6 +29,7 @@ from kvws.chat.call import ModelCall
 from kvws.chat.message import Message
 from kvws.chat.render import ChatRenderer
 from kvws.chat.spelling import spelling_of
+from kvws.choosing import choose, read_new_blocks
 from kvws.http.anthropic import ANTHROPIC
 from kvws.http.sse import frame
 from kvws.limits import Limits
@@ -219,11 +220,11 @@ class _Session:
             aligned = self._workspace.align(placed.tokens, placed.behind)
         line = aligned.line
         # What the ranks would say.
-        noise = np.random.default_rng(7).random((2, self._workspace.block_count))
+        noise = np.random.default_rng(7).random((2, self._workspace.block_count), dtype=np.float32)
         by_rank_signal = dict(zip(FUSED.rank_signals, noise, strict=True))
         selector, budget_blocks = self._workspace.selector, self._limits.budget_blocks
         with cost.measure("read new blocks"):
-            selector.catch_up(self._workspace, self._workspace.block_count)
+            await read_new_blocks(self._workspace)
         with cost.measure("choose and plan"):
             regions = Regions.of_prompt(
                 line,
@@ -236,11 +237,13 @@ class _Session:
             mask[list(regions.fixed)] = 0
             held = frozenset(self._thread.view)
             question = aligned.pending[-self._limits.query_tokens :]  # the rest is ingested ahead
-            asked = Asked(line, question, regions, mask, held, budget_blocks)
+            own = selector.content_rows(question)
+            asked = Asked(line, question, own, regions, mask, held, budget_blocks)
+            choice = await choose(self._workspace, asked, by_rank_signal)
             plan_view(
                 current=self._thread.view,
                 regions=regions,
-                chosen=selector.choose(asked, by_rank_signal).chosen,
+                chosen=choice.chosen,
                 budget_blocks=budget_blocks,
                 room_blocks=budget_blocks,
             )

@@ -97,6 +97,7 @@ class History:
         asked = Asked(
             line=self._line,
             question=question,
+            own=self._selector.content_rows(question),
             regions=regions,
             candidates=self.candidates(regions),
             in_view=frozenset(),

@@ -19,7 +19,8 @@ Scores = npt.NDArray[np.floating]
 NO_RANK = -1
 
 _RANKED_BLOCKS = 4096
-"""What a signal ranks lower would get next to nothing from it, and sorting it takes time."""
+"""What a signal ranks lower would get next to nothing from it, and sorting it takes time. Nor are
+more put in order: behind them the newer block comes first."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +72,24 @@ def fuse(
 
     Args:
         by_signal: scores by block number, of the recipe's signals as far as they are there.
-        candidates: [n] distinct block numbers.
+        candidates: [n] block numbers, ascending.
         in_view: blocks of the current view: a rival has to be clearly better (`stay_bonus`).
     """
-    blocks = np.sort(np.asarray(candidates, dtype=np.int64))[::-1]  # newer first, for ties
+    blocks = np.asarray(candidates, dtype=np.int64)[::-1]  # newer first, for ties
     total = np.zeros(len(blocks))
     ranks: dict[SignalName, npt.NDArray[np.int64]] = {}
     for signal, weight in recipe.weights.items():
         if signal not in by_signal:
             continue
-        ranks[signal] = _ranks(np.asarray(by_signal[signal])[blocks])
-        ranked = ranks[signal] != NO_RANK
-        total[ranked] += weight / (recipe.rank_offset + ranks[signal][ranked])
-    if recipe.stay_bonus and in_view:
-        stays = np.isin(blocks, np.fromiter(in_view, dtype=np.int64))
-        total[stays] *= 1 + recipe.stay_bonus
-    order = np.argsort(-total, kind="stable")
+        best = _best(np.asarray(by_signal[signal])[blocks])
+        ranks[signal] = np.full(len(blocks), NO_RANK, dtype=np.int64)
+        ranks[signal][best] = in_order = np.arange(len(best))
+        total[best] += weight / (recipe.rank_offset + in_order)
+    if recipe.stay_bonus and in_view and len(blocks):
+        stays = np.zeros(int(blocks[0]) + 1, dtype=np.bool_)
+        stays[[block for block in in_view if block < len(stays)]] = True
+        total[stays[blocks]] *= 1 + recipe.stay_bonus
+    order = _order(total)
     return Ranking(
         blocks[order],
         total[order],
@@ -96,13 +99,22 @@ def fuse(
     )
 
 
-def _ranks(scores: Scores) -> npt.NDArray[np.int64]:
-    """From 0 for the highest; of equal scores the earlier entry first."""
+def _order(total: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The places of all entries, the best first; behind those that are ranked, in their order."""
+    best = _best(total)
+    left = np.ones(len(total), dtype=np.bool_)
+    left[best] = False
+    return np.concatenate([best, np.flatnonzero(left)])
+
+
+def _best(scores: Scores) -> npt.NDArray[np.int64]:
+    """The places of the highest scores above zero, best first; of equal ones the earlier first."""
     some = np.flatnonzero(scores > 0)
-    if len(some) > _RANKED_BLOCKS:
-        cut = -np.partition(-scores[some], _RANKED_BLOCKS - 1)[_RANKED_BLOCKS - 1]
-        above, at_cut = some[scores[some] > cut], some[scores[some] == cut]
-        some = np.sort(np.concatenate([above, at_cut[: _RANKED_BLOCKS - len(above)]]))
-    ranks = np.full(len(scores), NO_RANK, dtype=np.int64)
-    ranks[some[np.argsort(-scores[some], kind="stable")]] = np.arange(len(some))
-    return ranks
+    values = scores[some]
+    if (beyond := len(some) - _RANKED_BLOCKS) > 0:
+        cut = np.partition(values, beyond)[beyond]
+        ranked = values > cut
+        at_cut = np.flatnonzero(values == cut)
+        ranked[at_cut[: _RANKED_BLOCKS - np.count_nonzero(ranked)]] = True
+        some, values = some[ranked], values[ranked]
+    return some[np.argsort(-values, kind="stable")]

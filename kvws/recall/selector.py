@@ -48,6 +48,7 @@ class Asked:
     Attributes:
         line: the thread's blocks.
         question: tokens behind them that are no blocks yet.
+        own: [tokens] 1 where one of `again` and `question` counts, as `content_rows` says.
         again: tokens of the task that are asked again in front of them.
         regions: of the view.
         candidates: [blocks] 1 where a block competes.
@@ -57,11 +58,17 @@ class Asked:
 
     line: Sequence[int]
     question: Sequence[int]
+    own: Rows
     regions: Regions
     candidates: npt.NDArray[np.uint8]
     in_view: frozenset[int]
     budget_blocks: int
     again: Sequence[int] = ()
+
+    def own_tokens(self) -> tuple[list[int], list[int]]:
+        """The tokens that count: of the task asked again, and of the question."""
+        repeated = len(self.again)
+        return _where(self.again, self.own[:repeated]), _where(self.question, self.own[repeated:])
 
 
 @dataclass(frozen=True)
@@ -118,10 +125,9 @@ class Selector:
             by_rank_signal: what the ranks scored, by block number.
         """
         regions, budget_blocks = asked.regions, asked.budget_blocks
-        said = self._own_tokens(asked.question)
+        task, said = asked.own_tokens()
         question = Question(len(said), self._asks(said))
-        words = [*self._own_tokens(asked.again), *said]
-        by_signal = {**by_rank_signal, **self._scores_of_text(asked, words)}
+        by_signal = {**by_rank_signal, **self._scores_of_text(asked, [*task, *said])}
         competing, recipe = np.flatnonzero(asked.candidates), self.recipe
         ranking = fuse(recipe.for_question(question), by_signal, competing, asked.in_view)
         anchors = recipe.anchors(places_for_chosen(regions, budget_blocks), question)
@@ -139,10 +145,6 @@ class Selector:
             newer_copy=texts.newer_copy if texts is not None else _no_copy,
         )
         return Choice(chosen, ranking.spoke)
-
-    def _own_tokens(self, question: Sequence[int]) -> list[int]:
-        own = self.content_rows(question)
-        return [token for token, counts in zip(question, own, strict=True) if counts]
 
     def _asks(self, said: Sequence[int]) -> bool:
         """Whether somebody asks something, in whichever script."""
@@ -169,6 +171,10 @@ class Selector:
             if found is not None:
                 scores[SignalName.SUCCESSION] = found
         return scores
+
+
+def _where(tokens: Sequence[int], counts: Rows) -> list[int]:
+    return [token for token, counts_too in zip(tokens, counts, strict=True) if counts_too]
 
 
 def _neighbours_in(line: Sequence[int]) -> Callable[[int], tuple[int, ...]]:

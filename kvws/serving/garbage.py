@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 
+_NEW_OBJECTS = 20_000
+"""Looked through for garbage at once, in about a millisecond. A long request alone makes tens of
+thousands, none of them garbage while it is read."""
+
 
 def freeze_what_is_loaded() -> None:
     """Take what is there now for permanent: modules, tokenizer, tables.
@@ -14,3 +18,4 @@ def freeze_what_is_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS)

@@ -71,6 +71,8 @@ class Workspace:
             resident, and by whoever must not see those that will be taken back.
         journal: what outlives the process.
         selector: what chooses among its blocks.
+        selecting: held while the selector reads blocks or chooses; it is not safe to use from two
+            threads.
         acknowledged_before: blocks that an earlier life had made durable.
     """
 
@@ -80,6 +82,7 @@ class Workspace:
         self.registration = asyncio.Lock()
         self.journal: Journal = NullJournal()
         self.selector = Selector(recipe_named("mean-k"))
+        self.selecting = asyncio.Lock()
         self.acknowledged_before: frozenset[int] = frozenset()
         self._life = uuid.uuid4().hex[:12]
         self._epoch = 0

@@ -24,7 +24,7 @@ def fused(
     recipe: Recipe, *candidates: int, in_view: set[int] | None = None, **scores: Sequence[float]
 ) -> Ranking:
     by_signal = {SignalName(n.replace("_", "-")): np.array(s) for n, s in scores.items()}
-    return fuse(recipe, by_signal, np.array(candidates, dtype=np.int64), in_view or set())
+    return fuse(recipe, by_signal, np.array(sorted(candidates)), in_view or set())
 
 
 def order(ranking: Ranking) -> list[int]:
@@ -217,7 +217,7 @@ def test_fusing_is_adding_up_reciprocal_ranks(
 ) -> None:
     recipe, scores, candidates, in_view = case
     arrays = {name: np.array(of_blocks, np.float32) for name, of_blocks in scores.items()}
-    ranking = fuse(recipe, arrays, np.array(candidates, dtype=np.int64), in_view)
+    ranking = fuse(recipe, arrays, np.array(sorted(candidates), dtype=np.int64), in_view)
     expected = fused_plainly(*case)
     found = dict(zip(order(ranking), ranking.scores.tolist(), strict=True))
     assert found == pytest.approx(expected)

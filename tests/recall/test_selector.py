@@ -61,9 +61,11 @@ class Agent:
         for name, scores in rank_scores.items():
             array = by_signal[SignalName(name.replace("_", "-"))] = np.zeros(count, np.float32)
             array[list(scores)] = list(scores.values())
+        words = self.words(question)
         asked = Asked(
             line=self.line,
-            question=self.words(question),
+            question=words,
+            own=self.selector.content_rows(words),
             regions=regions,
             candidates=np.frombuffer(regions.competes(count), dtype=np.uint8),
             in_view=frozenset(in_view),
@@ -286,9 +288,11 @@ def test_a_block_that_is_not_read_yet_is_no_trouble() -> None:
     agent.asks("port")
     unread = agent.says("the port is another one")
     regions = Regions.of_line(agent.line, 1, 0)
+    question = agent.words("which port")
     asked = Asked(
         agent.line,
-        agent.words("which port"),
+        question,
+        agent.selector.content_rows(question),
         regions,
         np.frombuffer(regions.competes(agent.workspace.block_count), dtype=np.uint8),
         frozenset(),

@@ -35,6 +35,8 @@ def joined_text(content: Part, dropped: Counter[str]) -> str:
     Raises:
         BadRequest: as `content_blocks`, or a block's own content is of the wrong type.
     """
+    if isinstance(content.value, str):
+        return content.value
     texts = (shown(block, dropped) for block in content_blocks(content))
     return "\n".join(text for text in texts if text)
 

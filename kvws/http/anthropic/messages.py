@@ -90,7 +90,8 @@ def _user_message(texts: list[str]) -> Message:
 
 def _tool_message(block: Part, tool_names: dict[str, str], dropped: Counter[str]) -> Message:
     text = joined_text(block.get("content"), dropped)
-    if block.get("is_error").flag() and not text.lower().startswith(_SAYS_IT_FAILED):
+    failed = block.value_of("is_error") is not None and block.get("is_error").flag()
+    if failed and not text.lower().startswith(_SAYS_IT_FAILED):
         # The form that models read has no other place to say that a call failed.
         text = f"Error: {text}" if text else "Error"
     call_id = block.text_of("tool_use_id")

@@ -59,9 +59,9 @@ class Part:
         value = self.value
         if value is None:
             return Part(None, self, key)
-        if not isinstance(value, dict):
+        if type(self.value) is not dict:
             raise self.refused("an object")
-        return Part(cast("dict[str, Any]", value).get(key), self, key)
+        return Part(value.get(key), self, key)
 
     def value_of(self, key: str) -> Any:
         """The value of member `key`, for those who never refuse it: cheaper than `get`.
@@ -70,9 +70,9 @@ class Part:
             BadRequest: this is no object.
         """
         value = self.value
-        if not isinstance(value, dict):
+        if type(self.value) is not dict:
             return self.get(key).value
-        return cast("dict[str, Any]", value).get(key)
+        return value.get(key)
 
     def text_of(self, key: str) -> str:
         """The text of member `key`; "" where it is absent.

@@ -76,14 +76,15 @@ class LexicalIndex:
             if postings is None:
                 continue
             entries = np.frombuffer(postings, dtype=np.uint32)
-            number = entries >> _COUNT_BITS
-            below = saturation[number]
+            number = (entries >> _COUNT_BITS).astype(np.intp)  # once, not in each use as an index
+            below = saturation.take(number)
             having = np.count_nonzero(np.isfinite(below))
             rarity = math.log1p((competing - having + 0.5) / (having + 0.5))
             count = (entries & _MOST_COUNTED).astype(np.float32)
             below += count
             count *= min(math.sqrt(asked), _MOST_ASKED) * rarity * (_K1 + 1)
-            sums[number] += count / below
+            count /= below
+            sums[number] += count
         scores[:shared] = sums[:shared]
         return scores
 

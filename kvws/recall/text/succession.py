@@ -4,6 +4,7 @@ before the coming turn: an agent does again what it did in such a place, in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -97,12 +98,13 @@ def succession_scores(
     of_turns = alike / max(float(alike.max()), 1e-9) + _NEWNESS * order / len(earlier)
     spans = [exchange.places for exchange in earlier]
     sizes = [len(span) for span in spans]
-    places = [place for span in spans for place in span]
-    within = [offset for size in sizes for offset in range(size)]
+    places = list(chain.from_iterable(spans))
+    firsts = np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)
+    within = (np.arange(len(places)) - firsts).astype(np.float32)
     scores = np.zeros(blocks, dtype=np.float32)
     np.maximum.at(
         scores,
-        np.asarray(line)[places],
-        np.repeat(of_turns, sizes) - np.asarray(within, dtype=np.float32) * _PER_BLOCK,
+        [line[place] for place in places],  # a line is far longer than what it has of turns
+        np.repeat(of_turns, sizes) - within * _PER_BLOCK,
     )
     return scores

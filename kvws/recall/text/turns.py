@@ -148,7 +148,7 @@ class TurnIndex:
         if not exchanges:
             return None
         earlier = [
-            exchange._replace(end=min(exchange.end, line_tokens))
+            exchange if exchange.end <= line_tokens else exchange._replace(end=line_tokens)
             for exchange in exchanges
             if exchange.turn != _NONE
         ]
