@@ -30,6 +30,7 @@ from kvws.http.incoming import Incoming
 from kvws.http.json_body import decode_json
 from kvws.http.metrics import FrontMetrics
 from kvws.http.options import FrontOptions
+from kvws.http.reading_memory import ReadingMemory
 from kvws.http.replies import fault_text, internal_error, json_reply
 from kvws.http.security import Headers, header_map
 from kvws.http.sse import EventStream, Patience
@@ -87,6 +88,7 @@ class ModelCalls:
         self._admission = admission
         self._metrics = metrics
         self._listener = listener
+        self._memory = ReadingMemory()
 
     async def answer(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises:
@@ -151,7 +153,13 @@ class ModelCalls:
     ) -> tuple[ModelCall, Caller]:
         decoded = decode_json(body)
         try:
-            call = exchange.dialect.read(decoded)
+            call = self._memory.read(
+                exchange.dialect,
+                decoded,
+                body_bytes=len(body),
+                salt=exchange.salt,
+                headers=exchange.headers,
+            )
             if is_aside(call, exchange.headers):
                 call = replace(call, side_call=True)
             return call, self._identify(exchange.headers, decoded, call)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from kvws.chat.answer import AnswerEvent, Usage
 from kvws.chat.call import ModelCall
 from kvws.errors import KvwsError
+from kvws.http.recollection import Recollection
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,12 @@ class Dialect(Protocol):
         """For logs and metrics: "anthropic", "chat" or "responses"."""
         ...
 
-    def read(self, body: object) -> ModelCall:
+    def read(self, body: object, recollection: Recollection | None = None) -> ModelCall:
         """The call in a decoded JSON body; unknown parts are skipped and counted.
+
+        Args:
+            recollection: of an earlier body of this dialect. It never changes what is read, only
+                how long that takes, and afterwards remembers this body. Mutated.
 
         Raises:
             BadRequest: it is no call: says which part, and what is expected.

@@ -159,10 +159,10 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _alike(messages: Sequence[Message], others: Sequence[Message]) -> int:
-    """How many messages two lists begin with in common."""
+    """How many messages two lists begin with in common; what was read once is one object."""
     pairs = enumerate(zip(messages, others, strict=False))
-    shorter = min(len(messages), len(others))
-    return next((index for index, (one, other) in pairs if one != other), shorter)
+    unlike = (index for index, (one, other) in pairs if one is not other and one != other)
+    return next(unlike, min(len(messages), len(others)))
 
 
 def _facts(messages: Sequence[Message]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from kvws.http.app import make_app
 from kvws.http.calls import FinishedCall
 from kvws.http.guard import OPEN_PATHS
 from kvws.http.options import FrontOptions
+from kvws.http.recollection import Recollection
 from kvws.http.replies import Dialects
 from kvws.http.security import salt_of
 from kvws.session.identity import identify
@@ -314,9 +315,9 @@ def test_large_bodies_are_read_beside_the_event_loop(padding: int, beside_the_lo
         writer = staticmethod(ANTHROPIC.writer)
         error = staticmethod(ANTHROPIC.error)
 
-        def read(self, body: object) -> ModelCall:
+        def read(self, body: object, recollection: Recollection | None = None) -> ModelCall:
             readers.append(threading.get_ident())
-            return ANTHROPIC.read(body)
+            return ANTHROPIC.read(body, recollection)
 
     dialects = Dialects(Watched(), DIALECTS.chat_completions, DIALECTS.responses)
     app = make_app(FakeService(), dialects, identify, FrontOptions())

@@ -8,6 +8,7 @@ from kvws.http.anthropic.answer import AnthropicWriter
 from kvws.http.anthropic.errors import error_body
 from kvws.http.anthropic.request import read_call
 from kvws.http.dialect import Dialect, ErrorReply
+from kvws.http.recollection import Recollection
 
 
 class AnthropicDialect:
@@ -15,8 +16,8 @@ class AnthropicDialect:
 
     name = "anthropic"
 
-    def read(self, body: object) -> ModelCall:
-        return read_call(body)
+    def read(self, body: object, recollection: Recollection | None = None) -> ModelCall:
+        return read_call(body, recollection or Recollection())
 
     def writer(self, call: ModelCall) -> AnthropicWriter:
         return AnthropicWriter(call.model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from kvws.chat.message import Message, ToolCall
@@ -22,37 +22,56 @@ from kvws.http.anthropic.blocks import (
 )
 from kvws.http.anthropic.markers import HEADER_LINES, NOTHING_SAID, UNPARSED_INPUT
 from kvws.http.anthropic.part import Part
+from kvws.http.recollection import ReadEntry, Recollection
 
 _SAYS_IT_FAILED = ("error", "<tool_use_error>", "exit code")
 
 
-def read_messages(body: Part, dropped: Counter[str]) -> tuple[Message, ...]:
+def read_messages(
+    body: Part, dropped: Counter[str], recollection: Recollection
+) -> tuple[Message, ...]:
     """The system prompt, if any, and the messages of a request. Counts what is not shown in
-    `dropped`.
+    `dropped`. Mutates `recollection`.
 
     Raises:
         BadRequest: there are no messages, or one of them is none.
     """
-    entries = body.get("messages").elements("a list of messages")
-    if not entries:
-        raise body.get("messages").refused("at least one message")
+    listed = body.get("messages")
+    values = listed.values("a list of messages")
+    if not values:
+        raise listed.refused("at least one message")
     system = _system_text(body.get("system"), dropped)
     messages = [Message("system", system)] if system else []
     tool_names: dict[str, str] = {}
-    for entry in entries:
-        content = entry.get("content")
-        match entry.value_of("role"):
-            case "user":
-                messages += _user_messages(content, tool_names, dropped)
-            case "assistant":
-                message = _assistant_message(content, dropped)
+
+    def read(index: int, value: Any) -> ReadEntry:
+        noted: Counter[str] = Counter()
+        read_as = _read_entry(Part(value, listed, index), tool_names, noted)
+        return ReadEntry(value, tuple(read_as), tuple(noted.items()))
+
+    for entry in recollection.read(values, read):
+        messages += entry.messages
+        for what, times in entry.dropped:
+            dropped[what] += times
+        for message in entry.messages:
+            if message.tool_calls:
                 tool_names.update((call.id, call.name) for call in message.tool_calls if call.id)
-                messages.append(message)
-            case "system":
-                messages.append(Message("system", _system_text(content, dropped)))
-            case _:
-                raise entry.get("role").refused('"user", "assistant" or "system"')
     return tuple(messages)
+
+
+def _read_entry(
+    entry: Part, tool_names: Mapping[str, str], dropped: Counter[str]
+) -> Iterable[Message]:
+    content = entry.get("content")
+    match entry.value_of("role"):
+        case "user":
+            return _user_messages(content, tool_names, dropped)
+        case "assistant":
+            return [_assistant_message(content, dropped)]
+        case "system":
+            return [Message("system", _system_text(content, dropped))]
+        case _:
+            raise entry.get("role").refused('"user", "assistant" or "system"')
 
 
 def _system_text(content: Part, dropped: Counter[str]) -> str:
@@ -66,7 +85,7 @@ def _without_headers(text: str) -> str:
 
 
 def _user_messages(
-    content: Part, tool_names: dict[str, str], dropped: Counter[str]
+    content: Part, tool_names: Mapping[str, str], dropped: Counter[str]
 ) -> Iterable[Message]:
     """Tool results as messages of their own, in the order sent, with the texts between them."""
     messages: list[Message] = []
@@ -88,7 +107,7 @@ def _user_message(texts: list[str]) -> Message:
     return Message("user", "\n".join(text for text in texts if text))
 
 
-def _tool_message(block: Part, tool_names: dict[str, str], dropped: Counter[str]) -> Message:
+def _tool_message(block: Part, tool_names: Mapping[str, str], dropped: Counter[str]) -> Message:
     text = joined_text(block.get("content"), dropped)
     failed = block.value_of("is_error") is not None and block.get("is_error").flag()
     if failed and not text.lower().startswith(_SAYS_IT_FAILED):

@@ -83,8 +83,8 @@ class Part:
         value = self.value_of(key)
         return value if type(value) is str else self.get(key).text()
 
-    def elements(self, expected: str) -> list[Part]:
-        """Elements of a list; none where it is absent.
+    def values(self, expected: str) -> list[Any]:
+        """Elements of a list as they were sent; none where it is absent.
 
         Raises:
             BadRequest: this is no list.
@@ -94,8 +94,15 @@ class Part:
             return []
         if not isinstance(value, list):
             raise self.refused(expected)
-        elements = cast("list[Any]", value)
-        return [Part(element, self, i) for i, element in enumerate(elements)]
+        return cast("list[Any]", value)
+
+    def elements(self, expected: str) -> list[Part]:
+        """Elements of a list; none where it is absent.
+
+        Raises:
+            BadRequest: this is no list.
+        """
+        return [Part(element, self, i) for i, element in enumerate(self.values(expected))]
 
     def text(self) -> str:
         """A text; "" where it is absent.

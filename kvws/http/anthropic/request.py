@@ -17,12 +17,13 @@ from kvws.http.anthropic.markers import COMPACTION_PROMPT
 from kvws.http.anthropic.messages import read_messages
 from kvws.http.anthropic.part import Part
 from kvws.http.anthropic.tools import read_tool_choice, read_tools
+from kvws.http.recollection import Recollection
 
 _TEMPERATURE_MAX = 2.0
 
 
-def read_call(body: object) -> ModelCall:
-    """The call in a decoded JSON body.
+def read_call(body: object, recollection: Recollection) -> ModelCall:
+    """The call in a decoded JSON body. Mutates `recollection`.
 
     Raises:
         BadRequest: it is no call.
@@ -30,14 +31,14 @@ def read_call(body: object) -> ModelCall:
     if not isinstance(body, dict):
         raise Part(body).refused("a JSON object")
     try:
-        return _call(Part(body))
+        return _call(Part(body), recollection)
     except RecursionError as error:
         raise BadRequest("body: nested too deeply", hint="send flatter JSON") from error
 
 
-def _call(body: Part) -> ModelCall:
+def _call(body: Part, recollection: Recollection) -> ModelCall:
     dropped: Counter[str] = Counter()
-    messages = read_messages(body, dropped)
+    messages = read_messages(body, dropped, recollection)
     tools = read_tools(body.get("tools"), dropped)
     tool_choice, parallel = read_tool_choice(body.get("tool_choice"), tools, dropped)
     thinking, effort = _thinking(body, dropped)

@@ -12,6 +12,7 @@ from kvws.http.chat_completions.errors import error_body
 from kvws.http.chat_completions.request import read_call
 from kvws.http.chat_completions.writer import ChatCompletionWriter
 from kvws.http.dialect import Dialect, ErrorReply
+from kvws.http.recollection import Recollection
 
 _OPENCODE_SESSION = "x-session-affinity"
 
@@ -32,8 +33,8 @@ def is_aside(call: ModelCall, headers: Mapping[str, str]) -> bool:
 class _ChatCompletions:
     name = "chat"
 
-    def read(self, body: object) -> ModelCall:
-        return read_call(body)
+    def read(self, body: object, recollection: Recollection | None = None) -> ModelCall:
+        return read_call(body, recollection or Recollection())
 
     def writer(self, call: ModelCall) -> ChatCompletionWriter:
         return ChatCompletionWriter(

@@ -21,6 +21,7 @@ from kvws.http.chat_completions.fields import (
     refuse,
     text_of,
 )
+from kvws.http.recollection import ReadEntry, Recollection
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -44,8 +45,10 @@ _SHOWN_AS_PLACEHOLDER = {
 _MAX_NAME_CHARS = 80
 
 
-def read_messages(value: object, dropped: Counter[str]) -> tuple[Message, ...]:
-    """The messages of a body, one for one. Mutates `dropped`.
+def read_messages(
+    value: object, dropped: Counter[str], recollection: Recollection
+) -> tuple[Message, ...]:
+    """The messages of a body, one for one. Mutates `dropped` and `recollection`.
 
     Raises:
         BadRequest: no list, an empty one, or an entry that is no message.
@@ -54,14 +57,23 @@ def read_messages(value: object, dropped: Counter[str]) -> tuple[Message, ...]:
     if not entries:
         refuse("messages", "missing or empty", expected="at least one message")
     tool_names: dict[str, str] = {}
-    messages: list[Message] = []
-    for index, entry in enumerate(entries):
+
+    def read(index: int, entry: Any) -> ReadEntry:
         path = f"messages.{index}"
         if not is_mapping(entry):
             refuse(path, "not an object", expected="an object with a role and a content")
-        message = _read_message(entry, path, tool_names, dropped)
-        tool_names.update((call.id, call.name) for call in message.tool_calls)
-        messages.append(message)
+        noted: Counter[str] = Counter()
+        message = _read_message(entry, path, tool_names, noted)
+        return ReadEntry(entry, (message,), tuple(noted.items()))
+
+    messages: list[Message] = []
+    for entry in recollection.read(entries, read):
+        messages += entry.messages
+        for what, times in entry.dropped:
+            dropped[what] += times
+        for message in entry.messages:
+            if message.tool_calls:
+                tool_names.update((call.id, call.name) for call in message.tool_calls)
     return tuple(messages)
 
 

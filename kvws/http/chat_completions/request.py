@@ -21,6 +21,7 @@ from kvws.http.chat_completions.fields import (
     text_of,
 )
 from kvws.http.chat_completions.messages import read_messages
+from kvws.http.recollection import Recollection
 
 _MAX_TOKENS = 1 << 31
 _MAX_STOPS = 16
@@ -33,8 +34,8 @@ _WITHOUT_EFFECT = (
 _THINKING_SWITCHES = ("thinking", "enable_thinking")
 
 
-def read_call(body: object) -> ModelCall:
-    """The call in a decoded JSON body.
+def read_call(body: object, recollection: Recollection) -> ModelCall:
+    """The call in a decoded JSON body. Mutates `recollection`.
 
     A client that is known to send tools asks for an aside when it sends none: OpenHands' condenser
     does so under the session's `prompt_cache_key`. So does a call without tools whose answer must
@@ -47,12 +48,12 @@ def read_call(body: object) -> ModelCall:
     if not is_mapping(body):
         refuse("body", "not an object", expected="a JSON object with a list of messages")
     try:
-        return _read(body)
+        return _read(body, recollection)
     except RecursionError as error:
         raise BadRequest("body: nested too deeply", hint="send flatter JSON schemas") from error
 
 
-def _read(body: dict[str, Any]) -> ModelCall:
+def _read(body: dict[str, Any], recollection: Recollection) -> ModelCall:
     dropped: Counter[str] = Counter()
     if integer_of(body.get("n"), "n", 1, _MAX_TOKENS) not in (None, 1):
         refuse("n", "one answer is given at a time", expected="n = 1, or the call several times")
@@ -68,7 +69,7 @@ def _read(body: dict[str, Any]) -> ModelCall:
     dropped.update(f"{key} ignored" for key in _WITHOUT_EFFECT if body.get(key))
     return ModelCall(
         model=text_of(body.get("model"), "model") or "",
-        messages=read_messages(body.get("messages"), dropped),
+        messages=read_messages(body.get("messages"), dropped, recollection),
         tools=tools,
         tool_choice=_tool_choice(body, tools, dropped),
         parallel_tool_calls=flag_of(

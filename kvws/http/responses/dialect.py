@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from kvws.chat.call import ModelCall
 from kvws.errors import BadRequest, KvwsError, PromptTooLong, TooManyRequests
 from kvws.http.dialect import AnswerWriter, Dialect, ErrorReply
+from kvws.http.recollection import Recollection
 from kvws.http.responses.read import read_call
 from kvws.http.responses.tools import ResponsesCall, ToolOrigin
 from kvws.http.responses.write import ResponsesWriter
@@ -26,9 +27,9 @@ class ResponsesDialect:
 
     name = "responses"
 
-    def read(self, body: object) -> ModelCall:
+    def read(self, body: object, recollection: Recollection | None = None) -> ModelCall:
         try:
-            return read_call(body)
+            return read_call(body, recollection or Recollection())
         except RecursionError as error:
             raise BadRequest("the body is nested too deeply") from error
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvws.chat.message import Message, Role, ToolCall
+from kvws.http.recollection import ReadEntry, Recollection
 from kvws.http.responses.fields import (
     Dropped,
     clean,
@@ -39,24 +40,32 @@ _UNSEEN_PARTS: Mapping[str, str] = {
 }
 
 
-def read_messages(instructions: object, items: object, dropped: Dropped) -> tuple[Message, ...]:
-    """The message list in a request. Mutates `dropped`.
+def read_messages(
+    instructions: object, items: object, dropped: Dropped, recollection: Recollection
+) -> tuple[Message, ...]:
+    """The message list in a request. Mutates `dropped` and `recollection`.
 
     Raises:
         BadRequest: `items` is neither a string nor a list, or `instructions` is neither a string,
             a list nor null.
     """
     reader = _Reader(dropped)
-    if instructions is not None:
-        reader.instruct(instructions)
-    if isinstance(items, str):
-        reader.say("user", clean(items))
-    elif is_list(items):
-        for item in items:
-            reader.add(mapping(item))
-    else:
+    if is_list(instructions):
+        # Their last turn may go on in the input, which then reads otherwise than behind a text.
+        recollection = Recollection()
+        reader.add(instructions, recollection)
+    elif isinstance(instructions, str):
+        reader.messages += [Message("system", clean(instructions))] if instructions else []
+    elif instructions is not None:
+        raise wrong("instructions", "a string", instructions)
+    if is_list(items):
+        reader.add(items, recollection)
+    elif not isinstance(items, str):
         raise wrong("input", "a string or a list of items", items)
-    return reader.finish()
+    reader.finish()
+    if isinstance(items, str):
+        reader.messages.append(Message("user", clean(items)))
+    return tuple(reader.messages)
 
 
 @dataclass
@@ -77,24 +86,43 @@ class _Turn:
 
 
 class _Reader:
-    """Messages so far, and the assistant turn that is still open."""
+    """The assistant turn that is still open, and what came of the item that is being read.
+
+    Attributes:
+        messages: so far.
+    """
 
     def __init__(self, dropped: Dropped) -> None:
-        self._dropped = dropped
-        self._messages: list[Message] = []
-        self._turn: _Turn | None = None
+        self.messages: list[Message] = []
+        self._all_dropped = dropped
         self._tool_names: dict[str, str] = {}
+        self._turn: _Turn | None = None
+        self._said: list[Message] = []
+        self._dropped = Dropped()
 
-    def instruct(self, instructions: object) -> None:
-        if is_list(instructions):
-            for item in instructions:
-                self.add(mapping(item))
-        elif not isinstance(instructions, str):
-            raise wrong("instructions", "a string", instructions)
-        elif instructions:
-            self.say("system", clean(instructions))
+    def add(self, items: list[Any], recollection: Recollection) -> None:
+        """More items, behind those that came before. Mutates `recollection`."""
+        for entry in recollection.read(items, self._read):
+            self.messages += entry.messages
+            for what, times in entry.dropped:
+                self._all_dropped[what] += times
+            for message in entry.messages:
+                for call in message.tool_calls:
+                    self._name(call)
 
-    def add(self, item: Mapping[str, Any]) -> None:
+    def finish(self) -> None:
+        """No item comes any more."""
+        self._end_turn()
+        self.messages += self._said
+
+    def _read(self, _index: int, item: Any) -> ReadEntry:
+        self._add(mapping(item))
+        said, dropped = tuple(self._said), tuple(self._dropped.items())
+        self._said.clear()
+        self._dropped.clear()
+        return ReadEntry(item, said, dropped, is_open=self._turn is not None)
+
+    def _add(self, item: Mapping[str, Any]) -> None:
         kind = kind_of(item)
         if kind == "message" or (not kind and "role" in item):
             self._add_message(item)
@@ -111,17 +139,9 @@ class _Reader:
         else:
             self._dropped.note(f"input item {kind or 'of no type'}")
 
-    def say(self, role: Role, text: str) -> None:
-        self._end_turn()
-        self._messages.append(Message(role, text))
-
-    def finish(self) -> tuple[Message, ...]:
-        self._end_turn()
-        return tuple(self._messages)
-
     def _end_turn(self) -> None:
         if self._turn is not None:
-            self._messages.append(self._turn.message())
+            self._said.append(self._turn.message())
             self._turn = None
 
     def _open_turn(self) -> _Turn:
@@ -134,7 +154,8 @@ class _Reader:
         if role == "assistant":
             self._open_turn().texts.append(_text(content, "", self._dropped))
         elif isinstance(role, str) and role in _ROLES:
-            self.say(_ROLES[role], _text(content, "\n", self._dropped))
+            self._end_turn()
+            self._said.append(Message(_ROLES[role], _text(content, "\n", self._dropped)))
         else:
             self._dropped.note("message of an unknown role")
 
@@ -157,15 +178,18 @@ class _Reader:
         if not name:
             self._dropped.note("tool call without a name")
             return
-        call_id = _call_id(item)
-        self._open_turn().calls.append(ToolCall(call_id, name, arguments))
-        if call_id:
-            self._tool_names[call_id] = name
+        call = ToolCall(_call_id(item), name, arguments)
+        self._open_turn().calls.append(call)
+        self._name(call)
+
+    def _name(self, call: ToolCall) -> None:
+        if call.id:
+            self._tool_names[call.id] = call.name
 
     def _add_output(self, item: Mapping[str, Any]) -> None:
         self._end_turn()
         call_id = _call_id(item)
-        self._messages.append(
+        self._said.append(
             Message(
                 "tool",
                 _output_text(item.get("output"), self._dropped),

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvws.chat.call import Sampling
 from kvws.errors import BadRequest
+from kvws.http.recollection import Recollection
 from kvws.http.responses.fields import (
     Dropped,
     clean,
@@ -27,8 +28,8 @@ from kvws.http.responses.tools import ResponsesCall, read_tool_choice, read_tool
 _KEPT_BY_A_SERVER = ("previous_response_id", "conversation", "prompt")
 
 
-def read_call(body: object) -> ResponsesCall:
-    """The call in a decoded body.
+def read_call(body: object, recollection: Recollection) -> ResponsesCall:
+    """The call in a decoded body. Mutates `recollection`.
 
     Raises:
         BadRequest: as Dialect.read.
@@ -40,7 +41,7 @@ def read_call(body: object) -> ResponsesCall:
     if not isinstance(model, str) or not model:
         raise BadRequest("model must be a string", hint="any name will do")
     dropped = Dropped()
-    messages = read_messages(body.get("instructions"), body.get("input"), dropped)
+    messages = read_messages(body.get("instructions"), body.get("input"), dropped, recollection)
     if not messages:
         raise BadRequest("input holds no message", hint="send at least one message item")
     tools = read_tools(body.get("tools"), dropped)

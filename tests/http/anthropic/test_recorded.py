@@ -12,6 +12,7 @@ import pytest
 
 from kvws.chat.call import ModelCall
 from kvws.http.anthropic import ANTHROPIC
+from kvws.http.recollection import Recollection
 
 NOT_APPENDED = {"err_empty"}
 """Recordings in which the client edits its history without compacting: it got an answer that
@@ -42,8 +43,11 @@ def calls(session: dict[str, Any]) -> Iterator[tuple[Thread, str, ModelCall]]:
                 headers.get("x-claude-code-session-id"),
                 headers.get("x-claude-code-agent-id"),
             )
-            body = resolved(request["body"], session["shared"])
-            yield thread, request["path"].split("?")[0], ANTHROPIC.read(body)
+            yield thread, request["path"].split("?")[0], ANTHROPIC.read(body_of(request, session))
+
+
+def body_of(request: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
+    return resolved(request["body"], session["shared"])
 
 
 def resolved(value: Any, shared: dict[str, Any]) -> Any:
@@ -83,6 +87,28 @@ def test_every_recorded_request_reads() -> None:
     assert len(read) > 80
     dropped = {phrase.split(" (")[0] for call in read for phrase in call.dropped}
     assert dropped == {"image", "tool of type 'web_search_20250305'"}
+
+
+def test_every_request_reads_the_same_whatever_was_read_before_it() -> None:
+    recollection = Recollection()
+    for session in recordings().values():
+        for request in session["requests"]:
+            if request["method"] == "POST":
+                body = body_of(request, session)
+                assert repr(ANTHROPIC.read(body, recollection)) == repr(ANTHROPIC.read(body))
+
+
+def test_only_the_last_message_of_the_request_before_is_read_again() -> None:
+    """The client's cache mark leaves it for a later one."""
+    session = recordings()["norm"]
+    recollection = Recollection()
+    posts = [request for request in session["requests"] if request["method"] == "POST"]
+    for request in posts[2:]:
+        known = recollection.entries
+        ANTHROPIC.read(body_of(request, session), recollection)
+        kept = zip(known[:-1], recollection.entries, strict=False)
+        assert all(one is other for one, other in kept)
+        assert len(recollection.entries) > len(known)
 
 
 def test_every_turn_continues_the_one_before_it_except_at_a_compaction() -> None:

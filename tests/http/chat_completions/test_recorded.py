@@ -16,6 +16,7 @@ from kvws.chat.answer import AnswerEvent, Finished, Text, ToolArguments, ToolCal
 from kvws.chat.call import ModelCall
 from kvws.chat.message import Message
 from kvws.http.chat_completions import CHAT_COMPLETIONS, is_aside
+from kvws.http.recollection import Recollection
 from kvws.http.recorder import Recorder, file_name
 from kvws.replay.loaders import load_trace
 from kvws.session.caller import Caller
@@ -47,6 +48,13 @@ def recorded(name: str) -> list[Asked]:
         (CHAT_COMPLETIONS.read(body), {key.lower(): value for key, value in headers}, body)
         for body, headers in bodies
     ]
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_every_request_reads_the_same_whatever_was_read_before_it(name: str) -> None:
+    recollection = Recollection()
+    for call, _, body in recorded(name):
+        assert repr(CHAT_COMPLETIONS.read(body, recollection)) == repr(call)
 
 
 @pytest.mark.parametrize("name", SESSIONS)
