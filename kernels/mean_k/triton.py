@@ -31,12 +31,15 @@ def mean_rotated_kernel(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Program (b, h) writes out[b, h], out being a contiguous [blocks, heads, HEAD_DIM]."""
+    """Program (b, h) writes out[b, h], out being a contiguous [blocks, heads, HEAD_DIM].
+
+    Whatever meets a stride is int64: k may reach over more than 2³¹ elements along any axis.
+    """
     block = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    token = tl.arange(0, BLOCK_TOKENS)
+    head = tl.program_id(1).to(tl.int64)
+    token = tl.arange(0, BLOCK_TOKENS).to(tl.int64)
     is_token = token < TOKENS
-    pair = tl.arange(0, BLOCK_PAIRS)
+    pair = tl.arange(0, BLOCK_PAIRS).to(tl.int64)
     is_pair = pair < HALF
     mask = is_token[:, None] & is_pair[None, :]
     angle = (block * TOKENS + token)[:, None] * HALF + pair[None, :]
@@ -55,7 +58,7 @@ def mean_rotated_kernel(
     tl.store(target + first, tl.sum(a * c - b * s, axis=0) / TOKENS, mask=is_pair)
     tl.store(target + second, tl.sum(b * c + a * s, axis=0) / TOKENS, mask=is_pair)
     if BLOCK_REST > 0:
-        rest = 2 * HALF + tl.arange(0, BLOCK_REST)
+        rest = 2 * HALF + tl.arange(0, BLOCK_REST).to(tl.int64)
         is_rest = rest < HEAD_DIM
         rest_mask = is_token[:, None] & is_rest[None, :]
         value = tl.load(source + rest[None, :] * k_dim_stride, mask=rest_mask, other=0.0)

@@ -1,4 +1,7 @@
-"""Quantisation in Triton: a program per block, head and run of dimensions."""
+"""Quantisation in Triton: a program per block, head and run of dimensions.
+
+Whatever meets a stride is int64: operands may reach over more than 2³¹ elements along any axis.
+"""
 
 # Triton types a constexpr parameter as constexpr, and is called with plain numbers; its unrolled
 # loops have no type at all.
@@ -55,9 +58,9 @@ def quantise_kernel(
     share a grid.
     """
     block = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    run = tl.program_id(2)
-    dim = tl.arange(0, BLOCK_RUN)
+    head = tl.program_id(1).to(tl.int64)
+    run = tl.program_id(2).to(tl.int64)
+    dim = tl.arange(0, BLOCK_RUN).to(tl.int64)
     is_dim = dim < RUN
     PART: tl.constexpr = TOKENS // PARTS
     source = x + block * x_block_stride + head * x_head_stride + run * RUN * x_dim_stride
@@ -65,7 +68,7 @@ def quantise_kernel(
     steps = scales + block * 2 * groups
     lows = steps + groups
     if KEYS:
-        token = tl.arange(0, BLOCK_TOKENS)
+        token = tl.arange(0, BLOCK_TOKENS).to(tl.int64)
         mask = (token < TOKENS)[:, None] & is_dim[None, :]
         tile = _load(source, token, x_token_stride, dim, x_dim_stride, mask)
         low, step = _grid(tile, mask, LEVELS, 0)
@@ -73,7 +76,7 @@ def quantise_kernel(
         tl.store(lows + head * RUN + dim, _bits(low, tl.float16), mask=is_dim)
         low = low[None, :]
         step = step[None, :]
-    row = tl.arange(0, BLOCK_PART)
+    row = tl.arange(0, BLOCK_PART).to(tl.int64)
     is_row = row < PART
     mask = is_row[:, None] & is_dim[None, :]
     packed = tl.zeros([BLOCK_PART, BLOCK_RUN], tl.int32)
@@ -115,12 +118,12 @@ def dequantise_kernel(
 ):
     """Program (b, h, r) writes run r of head h of block b, as `quantise_kernel` coded it."""
     block = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    run = tl.program_id(2)
-    dim = tl.arange(0, BLOCK_RUN)
+    head = tl.program_id(1).to(tl.int64)
+    run = tl.program_id(2).to(tl.int64)
+    dim = tl.arange(0, BLOCK_RUN).to(tl.int64)
     is_dim = dim < RUN
     PART: tl.constexpr = TOKENS // PARTS
-    row = tl.arange(0, BLOCK_PART)
+    row = tl.arange(0, BLOCK_PART).to(tl.int64)
     is_row = row < PART
     mask = is_row[:, None] & is_dim[None, :]
     groups = heads * RUNS * (RUN if KEYS else TOKENS)
@@ -165,9 +168,9 @@ def quantise_fp8_kernel(
     e4m3 is made by hand: not every supported GPU converts to it.
     """
     block = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    token = tl.arange(0, BLOCK_TOKENS)
-    dim = tl.arange(0, BLOCK_DIM)
+    head = tl.program_id(1).to(tl.int64)
+    token = tl.arange(0, BLOCK_TOKENS).to(tl.int64)
+    dim = tl.arange(0, BLOCK_DIM).to(tl.int64)
     mask = (token < TOKENS)[:, None] & (dim < HEAD_DIM)[None, :]
     source = x + block * x_block_stride + head * x_head_stride
     tile = _load(source, token, x_token_stride, dim, x_dim_stride, mask)
@@ -206,9 +209,9 @@ def dequantise_fp8_kernel(
 ):
     """Program (b, h) writes head h of block b."""
     block = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    token = tl.arange(0, BLOCK_TOKENS)
-    dim = tl.arange(0, BLOCK_DIM)
+    head = tl.program_id(1).to(tl.int64)
+    token = tl.arange(0, BLOCK_TOKENS).to(tl.int64)
+    dim = tl.arange(0, BLOCK_DIM).to(tl.int64)
     mask = (token < TOKENS)[:, None] & (dim < HEAD_DIM)[None, :]
     source = codes + block * codes_block_stride + (token[:, None] * heads + head) * HEAD_DIM
     code = tl.load(source + dim[None, :], mask=mask, other=0).to(tl.int32)

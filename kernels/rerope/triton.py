@@ -39,14 +39,15 @@ def rotate_kernel(
 ):
     """Program i rotates tokens [i·BLOCK_TOKENS, (i + 1)·BLOCK_TOKENS) in all heads.
 
-    Rows and strides are multiplied in int64: a pool may hold more than 2³¹ elements.
+    Whatever meets a stride is int64: a pool may hold more than 2³¹ elements, and reach over them
+    along any axis.
     """
     token = tl.program_id(0).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     is_token = token < tokens
     row = token
     if SCATTER:
         row = tl.load(slots + token, mask=is_token, other=0)
-    pair = tl.arange(0, BLOCK_PAIRS)
+    pair = tl.arange(0, BLOCK_PAIRS).to(tl.int64)
     mask = is_token[:, None] & (pair < HALF)[None, :]
     angle = token[:, None] * HALF + pair[None, :]
     c = tl.load(cos + angle, mask=mask, other=1.0)
@@ -59,8 +60,9 @@ def rotate_kernel(
         first = pair
         second = pair + HALF
     for head in range(heads):
-        source = x + token[:, None] * x_token_stride + head * x_head_stride
-        target = out + row[:, None] * out_token_stride + head * out_head_stride
+        wide_head = tl.cast(head, tl.int64)
+        source = x + token[:, None] * x_token_stride + wide_head * x_head_stride
+        target = out + row[:, None] * out_token_stride + wide_head * out_head_stride
         a = tl.load(source + first[None, :] * x_dim_stride, mask=mask, other=0.0)
         b = tl.load(source + second[None, :] * x_dim_stride, mask=mask, other=0.0)
         a = a.to(tl.float32)
@@ -71,7 +73,7 @@ def rotate_kernel(
         tl.store(target + first[None, :] * out_dim_stride, new_a, mask=mask)
         tl.store(target + second[None, :] * out_dim_stride, new_b, mask=mask)
         if BLOCK_REST > 0:
-            rest = 2 * HALF + tl.arange(0, BLOCK_REST)
+            rest = 2 * HALF + tl.arange(0, BLOCK_REST).to(tl.int64)
             rest_mask = is_token[:, None] & (rest < HEAD_DIM)[None, :]
             value = tl.load(source + rest[None, :] * x_dim_stride, mask=rest_mask, other=0.0)
             tl.store(

@@ -17,6 +17,8 @@ import triton.language as tl
 
 BLOCK_ROWS = 32
 BLOCK_BLOCKS = 64
+NUM_WARPS = 8
+"""Half as many would not hold the operands in registers."""
 
 
 @triton.jit
@@ -24,7 +26,7 @@ def load_rows(
     queries, q_token_stride, q_head_stride, q_dim_stride, row, head, tokens, rows, dim,
     HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """[rows, dim] float32 queries; `head` is the first query head of the group."""
+    """[rows, dim] float32 queries; `head` is the first query head of the group, `dim` int64."""
     query_head = (head + row // tokens).to(tl.int64)
     offset = query_head * q_head_stride + (row % tokens).to(tl.int64) * q_token_stride
     mask = (row < rows)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -35,7 +37,7 @@ def load_rows(
 def load_keys(
     tile, t_block_stride, t_dim_stride, block, is_candidate, dim, HEAD_DIM: tl.constexpr
 ):
-    """[dim, blocks] float32 block means; what is not a candidate is not read.
+    """[dim, blocks] float32 block means; what is not a candidate is not read. `dim` is int64.
 
     Upcast before the dot product, so that it is exact for half-precision tiles.
     """
@@ -76,7 +78,7 @@ def normalise_kernel(
     layer = (tl.program_id(1) // kv_heads).to(tl.int64)
     kv_head = tl.program_id(1) % kv_heads
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    dim = tl.arange(0, BLOCK_DIM)
+    dim = tl.arange(0, BLOCK_DIM).to(tl.int64)
     q = load_rows(
         queries + layer * q_layer_stride, q_token_stride, q_head_stride, q_dim_stride,
         row, kv_head * (rows // tokens), tokens, rows, dim, HEAD_DIM,
@@ -135,7 +137,7 @@ def accumulate_kernel(
     layer = (tl.program_id(1) // kv_heads).to(tl.int64)
     kv_head = tl.program_id(1) % kv_heads
     block = tl.program_id(0) * BLOCK_BLOCKS + tl.arange(0, BLOCK_BLOCKS)
-    dim = tl.arange(0, BLOCK_DIM)
+    dim = tl.arange(0, BLOCK_DIM).to(tl.int64)
     is_candidate = tl.load(candidates + block, mask=block < blocks, other=0) != 0
     tile += layer * t_layer_stride + kv_head.to(tl.int64) * t_head_stride
     keys = load_keys(tile, t_block_stride, t_dim_stride, block, is_candidate, dim, HEAD_DIM)
@@ -175,6 +177,7 @@ def mean_k_scores(
         "BLOCK_DIM": max(16, triton.next_power_of_2(head_dim)),
         "BLOCK_ROWS": BLOCK_ROWS,
         "BLOCK_BLOCKS": BLOCK_BLOCKS,
+        "num_warps": NUM_WARPS,
     }
     scores: list[torch.Tensor] = []
     with torch.cuda.device_of(queries):

@@ -1,6 +1,6 @@
 """Triton's quantisation against its reference, in Triton's interpreter on the CPU.
 
-Not collected by name: test_quant_triton.py runs this file in a process of its own, because
+Not collected by name: test_triton.py runs this file in a process of its own, because
 TRITON_INTERPRET counts only before triton is imported. A program costs the interpreter 5 to
 11 ms, so launches stay small.
 """

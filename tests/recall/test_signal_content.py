@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvws.kernels.token_scores import decode
 from kvws.recall.index import BlockIndex
 from kvws.recall.profile import ContentKeys
-from kvws.recall.signals import content
 from kvws.recall.signals.content import Content
-from kvws.recall.signals.content_keys import content_parts, decode, encode
+from kvws.recall.signals.content_keys import content_parts, encode
 from kvws.recall.signals.enabled import EnabledSignals, raw_keys
 from tests.recall.keys import (
     DIM,
@@ -160,8 +160,8 @@ def test_pieces_that_fit_memory_do_not_show(
 ) -> None:
     index = made(precision)
     whole = score(index)
-    monkeypatch.setattr(content, "_LOGITS_BYTES", 1)
-    monkeypatch.setattr(content, "_TOKEN_LOGITS_BYTES", 1)
+    monkeypatch.setattr("kvws.kernels.token_scores.api.LOGITS_BYTES", 1)
+    monkeypatch.setattr("kvws.kernels.token_scores.reference.TOKEN_LOGITS_BYTES", 1)
     torch.testing.assert_close(score(index), whole, atol=1e-5, rtol=1e-5)
 
 

@@ -9,7 +9,6 @@ import torch
 
 from kvws.kernels.rotary import RotaryTable
 from kvws.recall.index import BlockIndex
-from kvws.recall.signals import rotated_mean
 from kvws.recall.signals.enabled import EnabledSignals, raw_keys
 from kvws.recall.signals.rotated_mean import RotatedMean
 from tests.recall.keys import (
@@ -173,7 +172,8 @@ def test_only_the_last_tokens_of_the_query_count_if_so_asked() -> None:
 def test_pieces_that_fit_memory_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     index, _ = made(TABLES["interleaved"])
     whole = score(index)
-    monkeypatch.setattr(rotated_mean, "_LOGITS_BYTES", 1)
+    for limit in ("LOGITS_BYTES", "ROWS_MIN", "COPIES_BYTES"):
+        monkeypatch.setattr(f"kvws.kernels.rotated_scores.reference.{limit}", 1)
     torch.testing.assert_close(score(index), whole, atol=1e-5, rtol=1e-5)
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import groupby
 
 import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.kernels.rerope import rotate
+from kvws.kernels.token_scores import decode, token_scores
 from kvws.recall.profile import ContentKeys
-from kvws.recall.signals.content_keys import content_parts, decode, encode
-from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, norms, spread
-
-_LOGITS_BYTES = 32 << 20
-"""Logits of blocks held at a time, whatever the number of query tokens and blocks."""
-
-_TOKEN_LOGITS_BYTES = 2 << 20
-"""Logits of tokens held at a time: small enough to stay in cache until they are reduced."""
+from kvws.recall.signals.content_keys import content_parts, encode
+from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, norms
 
 
 class Content:
@@ -70,70 +66,35 @@ class Content:
         return encode(self._precision, raw)
 
     def importance(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        means = [
-            decode(self._precision, tuple(part[:, place] for part in parts)).mean(dim=1)
-            for place in range(len(self._kv_heads))
-        ]
-        return norms(torch.cat(means, dim=1)) if means else torch.ones(len(parts[0]))
+        return norms(self.mean_keys(parts)) if self._kv_heads else torch.ones(len(parts[0]))
+
+    def mean_keys(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of blocks, [blocks, KV heads, head_dim] float32.
+
+        Args:
+            parts: as `rows` makes them.
+        """
+        means = parts[0].new_empty(
+            (len(parts[0]), len(self._kv_heads), self._head_dim), dtype=torch.float32
+        )
+        for place in range(len(self._kv_heads)):
+            of_head = decode(self._precision, tuple(part[:, place] for part in parts))
+            torch.mean(of_head, dim=1, out=means[:, place])
+        return means
+
+    def of_means(self) -> Content:
+        """The same heads, with one mean key for each row instead of every token's."""
+        other = copy(self)
+        other._precision = "means"
+        other.parts = content_parts("means", len(self._kv_heads), self._head_dim)
+        return other
 
     def score(self, query: Query, tiles: Sequence[Tile]) -> torch.Tensor:
-        blocks = sum(int(tile.candidates.sum()) for tile in tiles)
         asked = query.heads
         if query.content_rows is not None:
             asked = asked[:, query.content_rows]
-        scores = torch.zeros(blocks, dtype=torch.float32, device=asked.device)
-        if blocks == 0 or asked.numel() == 0:
-            return spread(tiles, scores)
-        used = [tile for tile in tiles if bool(tile.candidates.any())]
-        for place, ((layer, _), heads) in enumerate(self._query_heads.items()):
-            of_tiles = [
-                tuple(tile.chosen(part[place], 0) for part in tile.parts) for tile in used
-            ]
-            queries = asked[layer][:, heads]  # [tokens, heads, head_dim]
-            best = scores.new_full((blocks, len(heads)), -torch.inf)
-            step = max(1, _LOGITS_BYTES // (4 * len(heads) * blocks))
-            for start in range(0, len(queries), step):
-                rows = queries[start : start + step].flatten(0, 1)
-                logits = self._block_logits(rows, of_tiles, blocks)
-                deviations = _standardised(logits).view(blocks, -1, len(heads))
-                best = torch.maximum(best, deviations.amax(dim=1))
-            scores += best.sum(dim=1)
-        return spread(tiles, scores)
-
-    def _block_logits(
-        self,
-        queries: torch.Tensor,
-        of_tiles: Sequence[tuple[torch.Tensor, ...]],
-        blocks: int,
-    ) -> torch.Tensor:
-        """Each block's best token for each query row.
-
-        Args:
-            queries: [rows, head_dim].
-            of_tiles: a KV head's parts of each tile's candidates, each [blocks, *after].
-
-        Returns:
-            [blocks, rows] float32.
-        """
-        rows = len(queries)
-        logits = queries.new_empty((blocks, rows))
-        columns = queries.t().contiguous()
-        step = max(1, _TOKEN_LOGITS_BYTES // (4 * BLOCK_TOKENS * rows))
-        begin = 0
-        for parts in of_tiles:
-            for start in range(0, len(parts[0]), step):
-                keys = decode(self._precision, tuple(p[start : start + step] for p in parts))
-                of_tokens = torch.mm(keys.flatten(0, 1), columns).view(*keys.shape[:2], rows)
-                torch.amax(of_tokens, dim=1, out=logits[begin : begin + len(keys)])
-                begin += len(keys)
-        return logits
-
-
-def _standardised(logits: torch.Tensor) -> torch.Tensor:
-    """Deviations from the mean of all blocks, in standard deviations; 0 where all are equal.
-
-    Mutates: `logits`, [blocks, rows].
-    """
-    deviation, mean = torch.std_mean(logits, dim=0, correction=0, keepdim=True)
-    differs = deviation > 1e-6 * logits.abs().amax(dim=0, keepdim=True)
-    return logits.sub_(mean).mul_(torch.where(differs, 1 / deviation, 0.0))
+        return token_scores(
+            [asked[layer][:, heads] for (layer, _), heads in self._query_heads.items()],
+            [tile.parts for tile in tiles],
+            [tile.candidates for tile in tiles],
+        )

@@ -135,16 +135,6 @@ class Tile:
     candidates: torch.Tensor
     first_positions: torch.Tensor
 
-    def chosen(self, part: torch.Tensor, axis: int) -> torch.Tensor:
-        """One of the parts, or a piece of it, at the candidates alone.
-
-        Args:
-            axis: where it has its blocks.
-        """
-        if bool(self.candidates.all()):
-            return part
-        return part.index_select(axis, self.candidates.nonzero().flatten())
-
 
 class Signal(Protocol):
     """One way to find the blocks that a query needs, on one tensor-parallel rank.
@@ -192,11 +182,3 @@ def norms(means: torch.Tensor) -> torch.Tensor:
     """[blocks, …] to the norm of each block's values, [blocks] float32."""
     flat = means.flatten(1).float()
     return torch.bmm(flat.unsqueeze(1), flat.unsqueeze(2)).flatten().sqrt()
-
-
-def spread(tiles: Sequence[Tile], of_candidates: torch.Tensor) -> torch.Tensor:
-    """One value per candidate of all tiles, in order, to one per block: 0 elsewhere."""
-    everywhere = torch.cat([tile.candidates for tile in tiles])
-    scores = torch.zeros(everywhere.numel(), dtype=torch.float32, device=everywhere.device)
-    scores[everywhere] = of_candidates
-    return scores
