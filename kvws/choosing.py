@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from kvws.recall.fusion import Scores
 from kvws.recall.recipe import SignalName
 from kvws.recall.selector import Asked, Choice
 from kvws.session.workspace import Workspace
+
+T = TypeVar("T")
 
 _READ_AT_ONCE_BLOCKS = 64
 """A few milliseconds of the event loop."""
@@ -24,16 +27,26 @@ async def read_new_blocks(workspace: Workspace) -> None:
         await asyncio.sleep(0)
 
 
+async def first_look(workspace: Workspace, asked: Asked) -> dict[SignalName, Scores]:
+    """`Selector.first_look` in a thread."""
+    return await _beside(workspace, lambda: workspace.selector.first_look(asked))
+
+
 async def choose(
-    workspace: Workspace, asked: Asked, by_rank_signal: Mapping[SignalName, Scores]
+    workspace: Workspace, asked: Asked, by_signal: Mapping[SignalName, Scores]
 ) -> Choice:
-    """`Selector.choose` in a thread: among millions of tokens it takes some ten milliseconds.
+    """`Selector.choose` in a thread."""
+    return await _beside(workspace, lambda: workspace.selector.choose(asked, by_signal))
+
+
+async def _beside(workspace: Workspace, work: Callable[[], T]) -> T:
+    """Run what asks the selector beside the event loop: among millions of tokens it takes some ten
+    milliseconds.
 
     Whoever waits for it may be cancelled, the thread cannot: the selector is free for others only
     when that is done with it.
     """
     await workspace.selecting.acquire()
-    work = asyncio.to_thread(workspace.selector.choose, asked, by_rank_signal)
-    choosing = asyncio.ensure_future(work)
-    choosing.add_done_callback(lambda _: workspace.selecting.release())
-    return await asyncio.shield(choosing)
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    working.add_done_callback(lambda _: workspace.selecting.release())
+    return await asyncio.shield(working)

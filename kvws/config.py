@@ -33,6 +33,8 @@ class Settings:
         query: most new tokens a selection is asked with; earlier ones are ingested ahead.
         probe: tokens of the window that a selection is probed behind, unless the last one kept
             the view: then it is probed behind the whole view, and may already be the answer.
+        scored: most tokens of a session whose blocks are looked at closely in a step; of longer
+            ones they are shortlisted first.
         host_gb: GiB of the host tier, or "auto": half of the free memory.
         host_format: how blocks lie there: exact, int8, fp8 or int4.
         disk_dir: folder of the disk tier; "" keeps workspaces in memory only.
@@ -56,6 +58,7 @@ class Settings:
     recent: int = 0
     query: int = 128
     probe: int = 512
+    scored: int = 1_000_000
     host_gb: str = "auto"
     host_format: str = "exact"
     disk_dir: str = ""
@@ -109,6 +112,7 @@ class Settings:
             recent_tokens=self.recent or self.budget // 4,
             query_tokens=self.query,
             probe_tokens=self.probe,
+            scored_tokens=self.scored,
         )
 
 

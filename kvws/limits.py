@@ -29,6 +29,9 @@ class Limits:
         query_tokens: most new tokens that a probe asks with; earlier ones are ingested ahead.
         probe_tokens: size of the window that a probe asks behind when its answer is not expected
             to be kept. The cost of a probe then does not grow with the budget.
+        scored_tokens: at most the blocks of so many tokens, or of four views, are looked at
+            closely. Of a longer session a step shortlists them first, so that its cost does not
+            grow any more.
     """
 
     budget_tokens: int
@@ -37,6 +40,7 @@ class Limits:
     recent_tokens: int
     query_tokens: int
     probe_tokens: int = 512
+    scored_tokens: int = 1_000_000
 
     def __post_init__(self) -> None:
         smallest = (self.sink_blocks + self.recent_blocks + 1) * BLOCK_TOKENS
@@ -77,6 +81,10 @@ class Limits:
     @property
     def budget_blocks(self) -> int:
         return self.budget_tokens // BLOCK_TOKENS
+
+    @property
+    def scored_blocks(self) -> int:
+        return max(self.scored_tokens // BLOCK_TOKENS, 4 * self.budget_blocks)
 
     @property
     def probe_blocks(self) -> int:

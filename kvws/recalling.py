@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvws.blocks.key import BLOCK_TOKENS
-from kvws.choosing import choose, read_new_blocks
-from kvws.engine.protocol import Chunk, Engine, Scores
+from kvws.choosing import choose
+from kvws.engine.protocol import Chunk, Engine
 from kvws.errors import SelfCheckFailed
 from kvws.limits import Limits
+from kvws.looking import Look
 from kvws.observe.step_report import StepReport
 from kvws.prefill import EngineStep
 from kvws.recall.plan import plan_view
-from kvws.recall.recipe import SignalName
 from kvws.recall.regions import Regions, blocks_of
 from kvws.recall.selector import Asked
 from kvws.recall.spans import PromptSpans, Span
@@ -131,8 +131,6 @@ async def recall(
 
     async with AsyncExitStack() as on_leaving:
         on_leaving.push_async_callback(probe.aclose)
-        with ms.measure("probe"):
-            first = await anext(probe)
         with ms.measure("plan"):
             regions = Regions.of_prompt(
                 line,
@@ -141,38 +139,40 @@ async def recall(
                 recent_blocks=limits.recent_blocks,
                 budget_blocks=limits.budget_blocks,
             )
-            candidates = _candidates(regions, line, question.tokens, workspace, thread)
-            selector = workspace.selector
-            own = selector.content_rows(question.tokens, again)
-            await read_new_blocks(workspace)
-        score = partial(
-            engine.score,
-            workspace=workspace.name,
-            candidates=candidates.tobytes(),
-            first_positions=workspace.first_positions[: len(candidates)].tobytes(),
-            query_first=BLOCK_TOKENS * len(line) - len(again),
-            content_rows=own.tobytes(),
-        )
-        with ms.measure("score"):
-            scores = await score(rid)
-        if scores.rows != len(asked):
-            await probe.aclose()
-            scores = await _probe_every_row(step, prompt, score, engine, report)
-            speculative = False
-
-        with ms.measure("plan"):
-            by_signal = {SignalName(name): found for name, found in scores.by_signal.items()}
             asking = Asked(
                 line=line,
                 question=question.tokens,
-                own=own,
+                own=workspace.selector.content_rows(question.tokens, again),
                 regions=regions,
-                candidates=candidates,
+                candidates=_candidates(regions, line, question.tokens, workspace, thread),
                 in_view=frozenset(held),
                 budget_blocks=limits.budget_blocks,
                 again=again,
             )
-            choice = await choose(workspace, asking, by_signal)
+        query_first = BLOCK_TOKENS * len(line) - len(again)
+        look = Look(engine, workspace, asking, query_first, limits.scored_blocks)
+        at_first_look = asyncio.ensure_future(look.first())  # while the engine probes
+        on_leaving.callback(at_first_look.cancel)
+        with ms.measure("probe"):
+            first = await anext(probe)
+        with ms.measure("plan"):
+            known = await at_first_look
+        with ms.measure("score"):
+            looked = await look.with_queries(rid, known)
+        if looked.rows != len(asked):
+            await probe.aclose()
+            await _probe_every_row(step, prompt, engine, report)
+            with ms.measure("score"):
+                looked = await look.with_queries(_reprobe(step), known)
+            if looked.rows != len(asked):
+                raise SelfCheckFailed(
+                    f"the tap delivered {looked.rows} of {len(asked)} query rows",
+                    hint="the kvws plugin does not see this model's attention; restart the engine",
+                )
+            speculative = False
+
+        with ms.measure("plan"):
+            choice = await choose(workspace, looked.asked, looked.by_signal)
             plan = plan_view(
                 current=held,
                 regions=regions,
@@ -194,30 +194,19 @@ async def recall(
 
 
 async def _probe_every_row(
-    step: EngineStep,
-    prompt: Prompt,
-    score: Callable[[str], Awaitable[Scores]],
-    engine: Engine,
-    report: StepReport,
-) -> Scores:
-    """Probe again where the tree already had query pages, whose rows were therefore not computed.
-
-    Raises:
-        SelfCheckFailed: rows are missing even so.
-    """
-    rid = f"{step.id}.reprobe"
-    wanted = len(prompt.token_ids) - prompt.view.tokens
+    step: EngineStep, prompt: Prompt, engine: Engine, report: StepReport
+) -> None:
+    """Probe again where the tree already had query pages, whose rows were therefore not
+    computed."""
+    rid = _reprobe(step)
     with report.ms.measure("probe"):
         await engine.watch_queries(rid, prompt.view.tokens)
         async for _ in step.run(prompt, rid=rid, max_new_tokens=0, compute_all=True):
             pass
-    scores = await score(rid)
-    if scores.rows != wanted:
-        raise SelfCheckFailed(
-            f"the tap delivered {scores.rows} of {wanted} query rows",
-            hint="the kvws plugin does not see this model's attention; restart the engine",
-        )
-    return scores
+
+
+def _reprobe(step: EngineStep) -> str:
+    return f"{step.id}.reprobe"
 
 
 def _task_again(

@@ -19,6 +19,7 @@ from kvws.errors import LoadFailed, PoisonedView, PromptError
 from kvws.limits import Limits
 from kvws.observe.step_report import StepReport
 from kvws.prefill import EngineStep, StepEnd, ingest
+from kvws.recall.regions import place_of
 from kvws.recall.spans import PromptSpans
 from kvws.recalling import Question, recall
 from kvws.session.ingest import ahead_of_query
@@ -120,7 +121,8 @@ async def _attempt(
     async with workspace.registration:
         aligned = workspace.align(request.token_ids, request.behind)
     line, view, query = aligned.line, thread.view, aligned.pending
-    unfinished_tokens = BLOCK_TOKENS * len(thread.unfinished.intersection(line))
+    unfinished = sum(place_of(block, line) is not None for block in thread.unfinished)
+    unfinished_tokens = BLOCK_TOKENS * unfinished
     report.new_tokens = unfinished_tokens + len(query)
     if report.retries == 0:  # a later attempt finds what this very report has counted already
         report.resumed_tokens = unfinished_tokens

@@ -29,8 +29,10 @@ from kvws.chat.call import ModelCall
 from kvws.chat.message import Message
 from kvws.chat.render import ChatRenderer
 from kvws.chat.spelling import spelling_of
-from kvws.choosing import choose, read_new_blocks
+from kvws.choosing import choose, first_look, read_new_blocks
 from kvws.http.anthropic import ANTHROPIC
+from kvws.http.json_body import decode_json
+from kvws.http.reading_memory import ReadingMemory
 from kvws.http.sse import frame
 from kvws.limits import Limits
 from kvws.recall.plan import plan_view
@@ -133,6 +135,7 @@ class _Session:
         self.executor = ThreadPoolExecutor(1)
         self.history: list[dict[str, Any]] = []
         self._limits = limits
+        self._memory = ReadingMemory()
         self._renderer = ChatRenderer(model)
         self._builder = PromptBuilder(self._renderer)
         self._placer = Placer(self._builder, self.executor)
@@ -188,13 +191,22 @@ class _Session:
         for number in range(max(1, tokens // sample)):
             self._says(number)
         body = self._body()
-        call = ANTHROPIC.read(orjson.loads(body))
+        call = self._read(body)
         self._learn(call, self._renderer.tokens(call.messages, call.tools))
         return body
 
     @staticmethod
     def _message_tokens(renderer: ChatRenderer, text: str) -> int:
         return len(renderer.tokens([Message("tool", text)])) + 60
+
+    def _read(self, body: bytes) -> ModelCall:
+        """As the endpoint reads it."""
+        decoded = decode_json(body)
+        call = self._memory.read(
+            ANTHROPIC, decoded, body_bytes=len(body), salt="", headers=_HEADERS
+        )
+        identify(_HEADERS, decoded, call)
+        return call
 
     def _learn(self, call: ModelCall, tokens: list[int]) -> None:
         """The whole prompt becomes blocks, as if it had been computed."""
@@ -211,7 +223,7 @@ class _Session:
         self._says(len(self.history))
         body = self._body()
         with cost.measure("read the body"):
-            call = await asyncio.to_thread(_read, body)
+            call = await asyncio.to_thread(self._read, body)
         with cost.measure("place the prompt"):
             placed = await self._placer.place(
                 call, _Plain(), self._transcript, self._workspace, self._thread
@@ -239,7 +251,8 @@ class _Session:
             question = aligned.pending[-self._limits.query_tokens :]  # the rest is ingested ahead
             own = selector.content_rows(question)
             asked = Asked(line, question, own, regions, mask, held, budget_blocks)
-            choice = await choose(self._workspace, asked, by_rank_signal)
+            known = await first_look(self._workspace, asked)
+            choice = await choose(self._workspace, asked, {**known, **by_rank_signal})
             plan_view(
                 current=self._thread.view,
                 regions=regions,
@@ -269,13 +282,6 @@ class _Plain:
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     template_options: dict[str, Any] = field(default_factory=dict[str, Any])
     dropped: tuple[str, ...] = ()
-
-
-def _read(body: bytes) -> ModelCall:
-    decoded = orjson.loads(body)
-    call = ANTHROPIC.read(decoded)
-    identify(_HEADERS, decoded, call)
-    return call
 
 
 def front_table(cost: FrontCost) -> Table:

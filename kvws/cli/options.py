@@ -27,6 +27,7 @@ _SETTINGS = (
     click.option("--recent", type=int, help="Newest tokens of a thread, always in view."),
     click.option("--query", type=int, help="Most new tokens a selection is asked with."),
     click.option("--probe", type=int, help="Tokens of the window a selection is probed behind."),
+    click.option("--scored", type=int, help="Most tokens whose blocks a step looks at closely."),
     click.option("--host-gb", help="GiB of the host tier, or auto: half of the free memory."),
     click.option(
         "--host-format",

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -16,7 +17,7 @@ from kvws.blocks.page import PageSource
 from kvws.engine.control_client import Ranks
 from kvws.engine.liveness import Liveness
 from kvws.engine.protocol import Chunk, ClosedStep, GenerateRequest, Scores
-from kvws.engine.scores import scores_of_ranks
+from kvws.engine.scores import runs_of_ranks, scores_of_ranks
 from kvws.errors import ControlError, EngineError, LoadFailed
 
 FAILED_LOAD_MESSAGE = "External KV cache load failed"
@@ -97,6 +98,14 @@ class SglangEngine:
             content_rows=content_rows,
         )
         return scores_of_ranks(replies)
+
+    async def score_runs(
+        self, rid: str, workspace: str, content_rows: bytes = b""
+    ) -> npt.NDArray[np.float32] | None:
+        replies = await self._ranks.call(
+            "score_runs", rid=rid, workspace=workspace, content_rows=content_rows
+        )
+        return runs_of_ranks(replies)
 
     async def forget(self, workspace: str, blocks: Sequence[int]) -> None:
         await self._ranks.call("forget", workspace=workspace, numbers=list(blocks))

@@ -15,6 +15,7 @@ from kvws.blocks.page import Slice
 from kvws.engine.data_plane import DataPlane
 from kvws.engine.fingerprint import rotary_digest
 from kvws.engine.tap import QueryTap
+from kvws.engine.threads import give_way_to_the_forward_pass
 from kvws.errors import ControlError
 from kvws.kernels.mean_k import mean_rotated
 from kvws.kernels.rotary import RotaryTable, tables_on
@@ -52,6 +53,7 @@ class Operations:
             "promise": self._promise,
             "watch": tap.watch,
             "score": self._score,
+            "score_runs": self._score_runs,
             "close_step": self._close_step,
             "forget": plane.forget,
             "attach": plane.attach,
@@ -120,9 +122,9 @@ class Operations:
         queries = self._tap.raw_queries(rid, self._rotary)
         if queries is None:
             return {"rows": 0, "heads": 0, "scores": {}}
+        give_way_to_the_forward_pass()
         layers, rows, heads, _ = queries.shape
-        # Rows that were not computed are the first: the caller asks again when some are missing.
-        counts = _mask(content_rows)[-rows:] if len(content_rows) >= rows else None
+        counts = _counting(content_rows, rows)
         scores = self._plane.scored_index(workspace).score(
             queries,
             torch.tensor(np.frombuffer(first_positions, dtype="<i4"), dtype=torch.int64),
@@ -135,6 +137,20 @@ class Operations:
             "heads": layers * heads,
             "scores": {name: of_blocks.numpy().tobytes() for name, of_blocks in scores.items()},
         }
+
+    def _score_runs(self, rid: str, workspace: str, content_rows: bytes = b"") -> bytes | None:
+        """Scores of runs of blocks, float32; None without queries or without content heads.
+
+        Args:
+            content_rows: as for `_score`.
+        """
+        queries = self._tap.raw_queries(rid, self._rotary)
+        if queries is None:
+            return None
+        give_way_to_the_forward_pass()
+        counts = _counting(content_rows, queries.shape[1])
+        scores = self._plane.scored_index(workspace).score_runs(queries, counts)
+        return None if scores is None else scores.numpy().tobytes()
 
     def _close_step(self, step: str, named: list[tuple[str, int, int]]) -> dict[str, Any]:
         self._tap.release(step)
@@ -184,6 +200,21 @@ class Operations:
 def _mask(values: bytes) -> torch.Tensor:
     """[values] bool: which are not zero."""
     return torch.tensor(np.frombuffer(values, dtype=np.uint8) != 0)
+
+
+def _counting(content_rows: bytes, rows: int) -> torch.Tensor | None:
+    """[rows] bool: which rows count for content; None for all.
+
+    Rows that were not computed are the first: the caller asks again when some are missing.
+
+    Raises:
+        ControlError: there are more rows than it was said of which count.
+    """
+    if not content_rows:
+        return None
+    if len(content_rows) < rows:
+        raise ControlError(f"{len(content_rows)} content rows were named, but {rows} were tapped")
+    return _mask(content_rows)[len(content_rows) - rows :]
 
 
 def _as_message(tensor: torch.Tensor) -> dict[str, Any]:

@@ -159,6 +159,19 @@ class Engine(Protocol):
         """
         ...
 
+    async def score_runs(
+        self, rid: str, workspace: str, content_rows: bytes = b""
+    ) -> npt.NDArray[np.float32] | None:
+        """Score runs of RUN_BLOCKS block numbers, which costs a hundredth of `score`.
+
+        Args:
+            content_rows: as for `score`.
+
+        Returns:
+            [runs]; None where no signal tells them apart, or no queries were tapped.
+        """
+        ...
+
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Stream an answer.
 

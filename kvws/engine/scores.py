@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvws.engine.protocol import Scores
 
@@ -28,3 +29,13 @@ def scores_of_ranks(replies: Sequence[Mapping[str, Any]]) -> Scores:
     if "mean-k" in by_signal:  # the paper averages over layers and heads
         by_signal["mean-k"] /= np.float32(sum(reply["heads"] for reply in replies))
     return Scores(rows, by_signal)
+
+
+def runs_of_ranks(replies: Sequence[bytes | None]) -> npt.NDArray[np.float32] | None:
+    """Scores of runs of the whole model; None if a rank has none.
+
+    Args:
+        replies: of each rank to the operation `score_runs`.
+    """
+    shares = [np.frombuffer(reply, dtype=np.float32) for reply in replies if reply is not None]
+    return np.sum(shares, axis=0) if len(shares) == len(replies) else None

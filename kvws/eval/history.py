@@ -6,7 +6,7 @@ the reader instead of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from kvws.session.workspace import Workspace
 
 Array = npt.NDArray[Any]
 
-_RANK_SIGNALS = (SignalName.MEAN_K, SignalName.ROTATED_MEAN, SignalName.CONTENT)
+RANK_SIGNALS = (SignalName.MEAN_K, SignalName.ROTATED_MEAN, SignalName.CONTENT)
 
 
 class History:
@@ -47,18 +47,20 @@ class History:
         key_values: KeyValues,
         spelling: Spelling,
         profile: Profile | None,
+        rank_signals: Sequence[SignalName] = RANK_SIGNALS,
     ) -> None:
         """
         Args:
             key_values: of `tokens`, as read one behind the other from position 0.
             profile: of the model; without one there is no `content`.
+            rank_signals: those that are scored by keys.
         """
         self.blocks = len(tokens) // BLOCK_TOKENS
         self.tokens = tuple(tokens[: self.blocks * BLOCK_TOKENS])
         self.key_values = key_values.before(len(self.tokens))
         self._workspace = Workspace("eval")
         self._line = tuple(self._workspace.allocate((), self.tokens))
-        self._index = _index_of(reader, self.key_values, profile)
+        self._index = _index_of(reader, self.key_values, profile, rank_signals)
         self._selector = Selector(FUSED, spelling)
         self._selector.catch_up(self._workspace, self.blocks)
 
@@ -67,19 +69,24 @@ class History:
         return Regions.of_line(self._line, sink_blocks, recent_blocks)
 
     def scores(
-        self, queries: torch.Tensor, question: Sequence[int], candidates: Array
+        self,
+        queries: torch.Tensor,
+        question: Sequence[int],
+        candidates: Array,
+        begins_at: int | None = None,
     ) -> dict[SignalName, Array]:
         """What the ranks would score, by signal and block.
 
         Args:
             queries: raw Q [layers, tokens, query_heads, head_dim] of the question.
             candidates: [blocks] uint8.
+            begins_at: position of the question's first token; behind the history when None.
         """
         own = self._selector.content_rows(question)
         found = self._index.score(
             queries,
             torch.tensor(self._workspace.first_positions, dtype=torch.int64),
-            len(self.tokens),
+            len(self.tokens) if begins_at is None else begins_at,
             torch.tensor(candidates.astype(bool)),
             torch.tensor(own.astype(bool)),
         )
@@ -92,19 +99,25 @@ class History:
         scores: dict[SignalName, Array],
         regions: Regions,
         budget_blocks: int,
+        in_view: Set[int] = frozenset(),
     ) -> list[Chosen]:
-        """The blocks that deserve a place, the most deserving first."""
+        """The blocks that deserve a place, the most deserving first.
+
+        Args:
+            in_view: blocks of the view before.
+        """
         asked = Asked(
             line=self._line,
             question=question,
             own=self._selector.content_rows(question),
             regions=regions,
             candidates=self.candidates(regions),
-            in_view=frozenset(),
+            in_view=frozenset(in_view),
             budget_blocks=budget_blocks,
         )
+        selector = self._selector.by(recipe)
         wanted = {name: of_blocks for name, of_blocks in scores.items() if name in recipe.weights}
-        return list(self._selector.by(recipe).choose(asked, wanted).chosen)
+        return list(selector.choose(asked, {**selector.first_look(asked), **wanted}).chosen)
 
     def candidates(self, regions: Regions) -> Array:
         return np.frombuffer(regions.competes(self.blocks), dtype=np.uint8)
@@ -115,9 +128,14 @@ class History:
         return self.key_values.of((first + torch.arange(BLOCK_TOKENS)).flatten())
 
 
-def _index_of(reader: Reader, key_values: KeyValues, profile: Profile | None) -> BlockIndex:
-    """The rows that the ranks would keep of a history, all signals enabled."""
-    names = [name for name in _RANK_SIGNALS if name != SignalName.CONTENT or profile is not None]
+def _index_of(
+    reader: Reader,
+    key_values: KeyValues,
+    profile: Profile | None,
+    rank_signals: Sequence[SignalName],
+) -> BlockIndex:
+    """The rows that the ranks would keep of a history."""
+    names = [name for name in rank_signals if name != SignalName.CONTENT or profile is not None]
     geometry = KeyGeometry(reader.layers, reader.kv_heads, reader.head_dim)
     signals = enabled_signals(names, geometry, [reader.rotary] * reader.layers, profile)
     blocks = key_values.tokens // BLOCK_TOKENS

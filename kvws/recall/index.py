@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from kvws.recall.runs import RunIndex
+from kvws.recall.signals.content import Content
 from kvws.recall.signals.enabled import EnabledSignals
 from kvws.recall.signals.signal import Part, Query, Tile
 
@@ -28,10 +30,20 @@ class BlockIndex:
         self._signals = signals
         self._tiles: list[_Parts] = []
         self._present: list[torch.Tensor] = []
+        self._content = next(
+            (n for n, each in enumerate(signals.signals) if isinstance(each, Content)), None
+        )
+        self._runs: RunIndex | None = None
+        if self._content is not None:
+            content = signals.signals[self._content]
+            assert isinstance(content, Content)
+            self._runs = RunIndex(content, TILE_BLOCKS)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for tile in self._tiles for parts in tile for part in parts)
+        of_runs = self._runs.nbytes if self._runs is not None else 0
+        tiles = sum(part.nbytes for tile in self._tiles for parts in tile for part in parts)
+        return tiles + of_runs
 
     @property
     def rows(self) -> int:
@@ -59,6 +71,8 @@ class BlockIndex:
                     target = _by_block(shape, part)[row : row + end - begin]
                     target.copy_(values[begin:end])
             self._present[tile][row : row + end - begin] = True
+        if self._runs is not None:
+            self._runs.note_written(blocks)
 
     def _new_tile(self) -> _Parts:
         return [
@@ -113,13 +127,42 @@ class BlockIndex:
                 of_blocks[: scored.numel()] = scored
         return scores
 
+    def score_runs(
+        self, queries: torch.Tensor, content_rows: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """How much a query wants each run of blocks: which of them are worth `score`.
+
+        Args:
+            queries, content_rows: as for `score`.
+
+        Returns:
+            [runs] float32, 0 where no block is; None without the signal `content`.
+        """
+        if self._runs is None:
+            return None
+        return self._runs.score(Query(queries, 0, content_rows), self._content_rows_of)
+
+    def _content_rows_of(
+        self, tile: int, rows: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Some rows of a tile, as the signal `content` makes them, and which of them are there."""
+        place = self._content
+        assert place is not None
+        shapes = self._signals.signals[place].parts
+        parts = tuple(
+            _by_block(shape, part)[rows]
+            for shape, part in zip(shapes, self._tiles[tile][place], strict=True)
+        )
+        return parts, self._present[tile][rows]
+
     def _scored_tiles(
         self, signal: int, first_positions: torch.Tensor, candidates: torch.Tensor
     ) -> list[Tile]:
         """One signal's tiles; the last one as far as blocks are asked for."""
         shapes = self._signals.signals[signal].parts
         tiles: list[Tile] = []
-        for number, (tile, present) in enumerate(zip(self._tiles, self._present, strict=True)):
+        for number, present in enumerate(self._present):
+            tile = self._tiles[number]  # there before its `present`, also while others write
             begin = number * TILE_BLOCKS
             count = min(TILE_BLOCKS, candidates.numel() - begin)
             if count <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -152,12 +153,15 @@ class _Room:
 
     def left_out(self, part: Sequence[range]) -> int:
         """How many places of a part, whose ranges may overlap, were not given to anybody."""
-        wanted = counted_to = 0
+        taken = sorted(self._fixed | self.given.keys())
+        left = counted_to = 0
         for places in sorted(part, key=lambda places: places.start):
-            wanted += max(0, places.stop - max(places.start, counted_to))
-            counted_to = max(counted_to, places.stop)
-        taken = self._fixed | self.given.keys()
-        return wanted - sum(any(place in places for places in part) for place in taken)
+            begin = max(places.start, counted_to)
+            if begin < places.stop:
+                given = bisect_left(taken, places.stop) - bisect_left(taken, begin)
+                left += places.stop - begin - given
+                counted_to = places.stop
+        return left
 
 
 def blocks_of(span: Span | None, line_blocks: int) -> range:
@@ -166,6 +170,12 @@ def blocks_of(span: Span | None, line_blocks: int) -> range:
         return range(0)
     end = min(line_blocks, -(-span.end // BLOCK_TOKENS))
     return range(min(end, span.begin // BLOCK_TOKENS), end)
+
+
+def place_of(block: int, line: Sequence[int]) -> int | None:
+    """Where a block stands in a line, or None: a block's number is larger than its parent's."""
+    place = bisect_left(line, block)
+    return place if place < len(line) and line[place] == block else None
 
 
 def _from_both_ends(places: range) -> Iterator[int]:

@@ -1,9 +1,9 @@
 """Choosing blocks for the views of one workspace: a recipe, and what its blocks say.
 
 ```
-scores of the ranks ─┐
-what blocks say ─────┼─▶ fuse ─▶ choose ─▶ the blocks that deserve a place
-their age ───────────┘
+what blocks say, their age ── first look ─┬──▶ fuse ─▶ choose ─▶ the blocks that deserve a place
+                                          ▼     ▲
+                              shortlist of many ┴── scores of the ranks
 ```
 """
 
@@ -22,7 +22,7 @@ from kvws.recall.fusion import Scores, fuse
 from kvws.recall.own_words import own_words
 from kvws.recall.plan import places_for_chosen, wanted_of_ranking
 from kvws.recall.recipe import Question, Recipe, SignalName
-from kvws.recall.regions import Regions
+from kvws.recall.regions import Regions, place_of
 from kvws.recall.text.index import TextIndex
 from kvws.recall.text.spelling import Spelling
 
@@ -118,16 +118,37 @@ class Selector:
         parts = (own_words(part, self._spelling) for part in (again, question))
         return np.concatenate(list(parts))
 
-    def choose(self, asked: Asked, by_rank_signal: Mapping[SignalName, Scores]) -> Choice:
+    def first_look(self, asked: Asked) -> dict[SignalName, Scores]:
+        """What speaks for blocks without a look at their keys, as far as the recipe asks.
+
+        Returns:
+            by signal, by block number; without those that know nothing.
+        """
+        scores: dict[SignalName, Scores] = {}
+        weights = self.recipe.weights
+        if SignalName.RECENCY in weights:
+            age = np.arange(1, len(asked.candidates) + 1, dtype=np.float32)
+            scores[SignalName.RECENCY] = age
+        if self._texts is None:
+            return scores
+        if SignalName.LEXICAL in weights:
+            task, said = asked.own_tokens()
+            scores[SignalName.LEXICAL] = self._texts.lexical([*task, *said], asked.candidates)
+        if SignalName.SUCCESSION in weights:
+            found = self._texts.succession(asked.line, asked.question, asked.candidates)
+            if found is not None:
+                scores[SignalName.SUCCESSION] = found
+        return scores
+
+    def choose(self, asked: Asked, by_signal: Mapping[SignalName, Scores]) -> Choice:
         """Choose blocks for a view, and some more that just miss a place.
 
         Args:
-            by_rank_signal: what the ranks scored, by block number.
+            by_signal: of the first look and of the ranks, by block number.
         """
         regions, budget_blocks = asked.regions, asked.budget_blocks
-        task, said = asked.own_tokens()
+        _, said = asked.own_tokens()
         question = Question(len(said), self._asks(said))
-        by_signal = {**by_rank_signal, **self._scores_of_text(asked, [*task, *said])}
         competing, recipe = np.flatnonzero(asked.candidates), self.recipe
         ranking = fuse(recipe.for_question(question), by_signal, competing, asked.in_view)
         anchors = recipe.anchors(places_for_chosen(regions, budget_blocks), question)
@@ -151,27 +172,6 @@ class Selector:
         text = self._spelling.decode(said) if self._spelling is not None else ""
         return any(mark in text for mark in _QUESTION_MARKS)
 
-    def _scores_of_text(self, asked: Asked, words: Sequence[int]) -> dict[SignalName, Scores]:
-        """What speaks for blocks without looking at their keys, as far as the recipe asks.
-
-        Args:
-            words: the own tokens of what is asked.
-        """
-        scores: dict[SignalName, Scores] = {}
-        weights = self.recipe.weights
-        if SignalName.RECENCY in weights:
-            age = np.arange(1, len(asked.candidates) + 1, dtype=np.float32)
-            scores[SignalName.RECENCY] = age
-        if self._texts is None:
-            return scores
-        if SignalName.LEXICAL in weights:
-            scores[SignalName.LEXICAL] = self._texts.lexical(words, asked.candidates)
-        if SignalName.SUCCESSION in weights:
-            found = self._texts.succession(asked.line, asked.question, asked.candidates)
-            if found is not None:
-                scores[SignalName.SUCCESSION] = found
-        return scores
-
 
 def _where(tokens: Sequence[int], counts: Rows) -> list[int]:
     return [token for token, counts_too in zip(tokens, counts, strict=True) if counts_too]
@@ -180,9 +180,8 @@ def _where(tokens: Sequence[int], counts: Rows) -> list[int]:
 def _neighbours_in(line: Sequence[int]) -> Callable[[int], tuple[int, ...]]:
     def neighbours(block: int) -> tuple[int, ...]:
         """The block behind it first: what a hit is about is said behind it more often."""
-        try:
-            place = line.index(block)
-        except ValueError:
+        place = place_of(block, line)
+        if place is None:
             return ()
         behind = tuple(line[place + 1 : place + 2])
         return (*behind, line[place - 1]) if place else behind

@@ -57,7 +57,7 @@ def runs_of(blocks: Sequence[int], workspace: Workspace, most_blocks: int) -> li
         most_blocks: of one run.
     """
     runs: list[list[int]] = []
-    for block in sorted(blocks, key=lambda block: len(workspace.lineage(block))):
+    for block in sorted(blocks, key=lambda block: workspace.first_positions[block]):
         parent = workspace.parent(block)
         run = next((r for r in runs if r[-1] == parent and len(r) < most_blocks), None)
         if run is None:

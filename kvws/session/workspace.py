@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.observe.step_report import StepReport
 from kvws.recall.recipe import recipe_named
@@ -26,6 +28,10 @@ from kvws.session.family import FamilyBlocks, family_of, is_aside
 from kvws.session.journal import Journal, NullJournal
 
 BlockTokens = tuple[int, ...]
+
+_ONE_EACH: dict[int, int] = {}
+"""Every token id that any block has, once: a number object of its own for each of a block's tokens
+takes more memory than all else that is kept of it."""
 
 
 @dataclass
@@ -88,7 +94,7 @@ class Workspace:
         self._epoch = 0
         self._condemned: set[str] = set()
         self._tokens: list[BlockTokens | None] = []  # None: allocated, but never became resident
-        self._parents: list[int] = []
+        self._parents = array("i")
         self._first_positions = array("i")
         self._children: dict[tuple[int, BlockTokens], int] = {}
         self._retired: dict[tuple[int, BlockTokens], int] = {}
@@ -113,7 +119,7 @@ class Workspace:
         """
         workspace = cls(name)
         workspace._tokens = [None] * block_count
-        workspace._parents = [ROOT] * block_count
+        workspace._parents = array("i", [ROOT]) * block_count
         workspace._first_positions = array("i", bytes(4 * block_count))
         for block in blocks.values():
             workspace._enter(block.number, block.parent, block.tokens)
@@ -186,12 +192,12 @@ class Workspace:
         if not line or len(question) >= BLOCK_TOKENS:
             return []
         head, asked = line[-1], tuple(question)
+        parents_behind = np.frombuffer(self._parents, dtype=np.int32)[head + 1 :]
+        children: list[int] = (np.flatnonzero(parents_behind == head) + head + 1).tolist()
         return [
             number
-            for number in range(head + 1, len(self._parents))
-            if self._parents[number] == head
-            and (tokens := self._tokens[number]) is not None
-            and tokens[: len(asked)] == asked
+            for number in children
+            if (tokens := self._tokens[number]) is not None and tokens[: len(asked)] == asked
         ]
 
     def exists(self, block: int) -> bool:
@@ -272,6 +278,7 @@ class Workspace:
         return numbers
 
     def _enter(self, number: int, parent: int, tokens: BlockTokens) -> None:
+        tokens = tuple(map(_ONE_EACH.setdefault, tokens, tokens))
         self._tokens[number] = tokens
         self._parents[number] = parent
         self._children[parent, tokens] = number

@@ -97,7 +97,7 @@ def test_rows_are_read_as_they_were_written_whatever_order_they_came_in() -> Non
 def test_stretches_across_tiles_and_gaps_are_written_like_single_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(index_module, "TILE_BLOCKS", 8)
+    monkeypatch.setattr(index_module, "TILE_BLOCKS", 16)
     enabled = signals(*SIGNAL_NAMES)
     rows = rows_of(30, enabled)
     index = BlockIndex(enabled)

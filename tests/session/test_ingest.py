@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvws.session.ingest import ahead_of_query, window
+from kvws.session.ingest import ahead_of_query, runs_of, window
+from kvws.session.workspace import Workspace
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,12 @@ def test_a_window_fills_the_budget_in_order(length: int, sink: int, budget: int)
     assert len(seen) == min(length, budget)
     assert list(seen) == sorted(set(seen))
     assert seen[:sink] == line[:sink] and seen[-1:] == line[-1:]
+
+
+def test_blocks_run_on_behind_their_parents_whichever_is_asked_for_first() -> None:
+    workspace = Workspace("w")
+    line = workspace.allocate((), [1] * 64 + [2] * 64)
+    early_branch = workspace.allocate(line[:1], [3] * 64)
+    blocks = [early_branch[1], line[3], line[2], line[1]]
+    assert runs_of(blocks, workspace, most_blocks=9) == [line[1:], early_branch[1:]]
+    assert runs_of(blocks, workspace, most_blocks=2) == [line[1:3], early_branch[1:], line[3:]]

@@ -107,6 +107,28 @@ def test_numbers_taken_back_are_not_given_out_again(workspace: Workspace) -> Non
     workspace.check_integrity()
 
 
+def test_other_answers_continue_the_line_with_the_same_question(workspace: Workspace) -> None:
+    line = written(workspace, "ab")
+    for said in ("x" * 20, "y" * 20):
+        workspace.allocate(line, [ord(letter) for letter in "ask".ljust(12) + said])
+    workspace.allocate(line, tokens("c"))
+    workspace.allocate((*line, 2), tokens("d"))
+    elsewhere = workspace.allocate(line[:1], [ord(letter) for letter in "ask".ljust(32)])
+    question = [ord(letter) for letter in "ask"]
+    assert workspace.other_answers(line, question) == [2, 3]
+    assert workspace.other_answers(line[:1], question) == elsewhere
+    assert workspace.other_answers((), question) == []
+    workspace.take_back([3])
+    assert workspace.other_answers(line, question) == [2]
+
+
+def test_a_token_id_is_one_object_in_all_blocks(workspace: Workspace) -> None:
+    ids = [int("70001") for _ in range(64)]
+    assert len(set(map(id, ids))) == 64
+    workspace.allocate((), ids)
+    assert len({id(token) for block in (0, 1) for token in workspace.block_tokens(block)}) == 1
+
+
 def test_a_namespace_belongs_to_one_life_and_epoch(workspace: Workspace) -> None:
     seen = {workspace.namespace}
     for _ in range(3):

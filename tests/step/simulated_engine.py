@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvws.blocks.key import BLOCK_TOKENS, page_hashes
@@ -28,10 +29,11 @@ from kvws.engine import wire
 from kvws.engine.data_plane import DataPlane
 from kvws.engine.operations import Operations
 from kvws.engine.protocol import Chunk, ClosedStep, GenerateRequest, Scores
-from kvws.engine.scores import scores_of_ranks
+from kvws.engine.scores import runs_of_ranks, scores_of_ranks
 from kvws.engine.tap import QueryTap
 from kvws.errors import EngineError, LoadFailed
 from kvws.kernels.rotary import RotaryTable
+from kvws.recall.profile import Profile
 from kvws.recall.signals.build import KeyGeometry, enabled_signals
 from kvws.store.storage import Storage
 from kvws.tiers.budget import DiskBudget
@@ -42,6 +44,9 @@ from kvws.tiers.host import HostTier
 
 LAYERS, QUERY_HEADS, DIM = 2, 2, 8
 TOPICS = 8
+PROFILE = Profile(
+    "simulated", LAYERS, QUERY_HEADS, 1, DIM, ((0, 1), (1, 0)), (), content_keys="int8"
+)
 GEOMETRY = PayloadGeometry(layers=LAYERS, kv_heads=1, head_dim=DIM, dtype=torch.float32)
 _HEADROOM_TOKENS = 8
 _K_TOLERANCE = 1e-4
@@ -157,7 +162,7 @@ class SimulatedEngine:
         self.v_buffer = [torch.full(slots, torch.nan) for _ in range(LAYERS)]
         self.host = HostTier(GEOMETRY, host_blocks * GEOMETRY.slot_bytes)
         tables = [table] * LAYERS
-        enabled = enabled_signals(signals, KeyGeometry(LAYERS, 1, DIM), tables)
+        enabled = enabled_signals(signals, KeyGeometry(LAYERS, 1, DIM), tables, PROFILE)
         self.disk = (
             DiskTier(
                 self.host,
@@ -277,6 +282,12 @@ class SimulatedEngine:
             content_rows=content_rows,
         )
         return scores_of_ranks([reply])
+
+    async def score_runs(
+        self, rid: str, workspace: str, content_rows: bytes = b""
+    ) -> npt.NDArray[np.float32] | None:
+        arguments = {"rid": rid, "workspace": workspace, "content_rows": content_rows}
+        return runs_of_ranks([await self._control("score_runs", **arguments)])
 
     async def stats(self) -> list[dict[str, int]]:
         device_used_bytes = len(self._tree) * GEOMETRY.block_bytes

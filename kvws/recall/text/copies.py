@@ -12,6 +12,8 @@ from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
+from kvws.recall.text.newest import NONE, NewestArrivals
+
 SHINGLE_TOKENS = 8
 
 TAIL_TOKENS = SHINGLE_TOKENS - 1
@@ -31,28 +33,31 @@ _MOST_BLOCKS = 3
 _LOOK_BACK = 64
 """The newest holders of a shingle that are looked at: the rest of the copies are boilerplate."""
 
-_NONE = -1
 _FACTORS = np.array(
     [pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, SHINGLE_TOKENS + 1)],
     dtype=np.uint64,
 )
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
+_TOKEN_BYTES = array("I").itemsize
 
 
 class CopyIndex:
-    """Who holds which shingles. A block keeps about 8 shingles of 16 bytes, 8 bytes to find them,
-    and each distinct shingle about 110 bytes in the table: in all about 1 KB of new content."""
+    """Who holds which shingles. A block keeps about 8 shingles of 17 bytes, 8 bytes to find them,
+    and each distinct shingle about 10 bytes in a table: in all about 220 bytes."""
 
     def __init__(self) -> None:
-        # By kept shingle in order of arrival: hash, block, the same one's arrival before.
+        # By kept shingle in order of arrival: hash, block, the same one's arrival before, whether
+        # the same one arrived again.
         self._hashes = array("Q")
         self._blocks = array("I")
         self._before = array("i")
-        self._newest: dict[int, int] = {}
+        self._came_again = bytearray()
+        self._newest = NewestArrivals(self._hashes)
         # By block: its shingles are begin … end - 1.
         self._begins = array("i")
         self._ends = array("i")
+        self._late: set[int] = set()  # that arrived after blocks with higher numbers
 
     def add(self, number: int, tokens_with_parent_tail: Sequence[int]) -> None:
         """Enter a block that is not there.
@@ -64,12 +69,18 @@ class CopyIndex:
         if missing > 0:
             self._begins.extend([0] * missing)
             self._ends.extend([0] * missing)
+        else:
+            self._late.add(number)
         self._begins[number] = len(self._hashes)
         for shingle in sampled_shingles(tokens_with_parent_tail):
-            self._before.append(self._newest.get(shingle, _NONE))
-            self._newest[shingle] = len(self._hashes)
+            arrival = len(self._hashes)
             self._hashes.append(shingle)
             self._blocks.append(number)
+            self._came_again.append(False)
+            before = self._newest.enter(arrival)
+            self._before.append(before)
+            if before != NONE:
+                self._came_again[before] = True
         self._ends[number] = len(self._hashes)
 
     def newer_copy(self, block: int, among: Container[int]) -> tuple[int, ...] | None:
@@ -80,10 +91,15 @@ class CopyIndex:
         """
         if block >= len(self._begins):
             return None
-        shingles = range(self._begins[block], self._ends[block])
+        begin, end = self._begins[block], self._ends[block]
+        fewest = max(_FEWEST, COPIED_SHARE * (end - begin))
+        is_late = block in self._late
+        if not is_late and self._came_again.count(True, begin, end) < fewest:
+            return None
         held_by: dict[int, set[int]] = {}
-        for shingle in shingles:
-            for holder in self._holders(shingle):
+        for shingle in range(begin, end):
+            # What is newer arrived behind a block, unless it is late.
+            for holder in self._holders(shingle, behind=NONE if is_late else shingle):
                 if holder > block and holder in among:
                     held_by.setdefault(holder, set()).add(shingle)
         held: set[int] = set()
@@ -94,15 +110,15 @@ class CopyIndex:
                 break
             held |= held_by.pop(best)
             copy.append(best)
-        if len(held) < max(_FEWEST, COPIED_SHARE * len(shingles)):
+        if len(held) < fewest:
             return None
         return tuple(sorted(copy))
 
-    def _holders(self, shingle: int) -> list[int]:
-        """Blocks that hold a kept shingle, the latest to arrive first."""
+    def _holders(self, shingle: int, behind: int) -> list[int]:
+        """Blocks with a kept shingle that arrived behind an arrival, the latest first."""
         holders: list[int] = []
-        arrival = self._newest[self._hashes[shingle]]
-        while arrival != _NONE and len(holders) < _LOOK_BACK:
+        arrival = self._newest.of(self._hashes[shingle])
+        while arrival > behind and len(holders) < _LOOK_BACK:
             holders.append(self._blocks[arrival])
             arrival = self._before[arrival]
         return holders
@@ -110,15 +126,15 @@ class CopyIndex:
 
 def sampled_shingles(tokens: Sequence[int]) -> list[int]:
     """Distinct 64-bit hashes of the runs of 8 tokens that are kept, wherever they stand."""
-    runs = len(tokens) - TAIL_TOKENS
-    if runs < 1:
+    if len(tokens) < SHINGLE_TOKENS:
         return []
-    starts = np.arange(runs)[:, None] + np.arange(SHINGLE_TOKENS)
-    hashes = (np.array(tokens, dtype=np.uint64)[starts] * _FACTORS).sum(axis=1, dtype=np.uint64)
+    hashes = np.correlate(np.array(tokens, dtype=np.uint64), _FACTORS, "valid")
     for _ in range(2):
-        hashes = (hashes ^ (hashes >> _SHIFT)) * _MIX
+        hashes ^= hashes >> _SHIFT
+        hashes *= _MIX
     hashes ^= hashes >> _SHIFT
-    return np.unique(hashes[hashes % _KEEP_ONE_IN == 0]).tolist()
+    kept: list[int] = hashes[hashes % _KEEP_ONE_IN == 0].tolist()
+    return sorted(set(kept))
 
 
 def share_held(
@@ -130,6 +146,7 @@ def share_held(
     return 1 - len(left) / len(own) if own else 0.0
 
 
-def _shingles(tokens: Sequence[int]) -> set[tuple[int, ...]]:
-    ends = range(SHINGLE_TOKENS, len(tokens) + 1)
-    return {tuple(tokens[end - SHINGLE_TOKENS : end]) for end in ends}
+def _shingles(tokens: Sequence[int]) -> set[bytes]:
+    data, run_bytes = array("I", tokens).tobytes(), SHINGLE_TOKENS * _TOKEN_BYTES
+    ends = range(run_bytes, len(data) + 1, _TOKEN_BYTES)
+    return {data[end - run_bytes : end] for end in ends}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,13 @@ _K1 = 1.2
 _B = 0.75
 _MOST_ASKED = 3.0
 """A term that a question repeats weighs the square root of how often, but no more than this."""
+
+MOST_ENTRIES = 1 << 19
+"""That are read for one question: a few milliseconds. A page of text asks for so many among some
+four million tokens; among more, its commonest terms are left out, which weigh least."""
+
+_AT_ONCE_ENTRIES = 1 << 16
+"""Of a batch of terms: what is computed of them together fits the processor's cache."""
 
 _COUNT_BITS = 8
 _MOST_COUNTED = (1 << _COUNT_BITS) - 1
@@ -51,6 +58,9 @@ class LexicalIndex:
     ) -> npt.NDArray[np.float32]:
         """BM25 of a question's terms among the candidates, whose statistics alone count.
 
+        Terms count from the rarest on, until those of `MOST_ENTRIES` entries do; the rarest does
+        in any case.
+
         Args:
             question: terms, repeated as often as they are asked for.
             candidates: [documents], 1 where one competes.
@@ -59,34 +69,76 @@ class LexicalIndex:
             [documents] float32, 0 for those that are no candidates or have none of the terms.
         """
         scores = np.zeros(len(candidates), dtype=np.float32)
-        lengths = np.array(self._lengths, dtype=np.int32)
+        lengths = np.frombuffer(self._lengths, dtype=np.int32)
         shared = min(len(lengths), len(candidates))
         competes = np.zeros(len(lengths), dtype=np.bool_)
         competes[:shared] = (candidates[:shared] != 0) & (lengths[:shared] != _ABSENT)
-        competing, total_length = int(competes.sum()), int(lengths[competes].sum())
+        competing, total_length = int(competes.sum()), int(lengths.sum(where=competes))
         if total_length == 0:
             return scores
         saturation = (_K1 * (1 - _B + _B * competing / total_length * lengths)).astype(np.float32)
         saturation[~competes] = np.inf  # where nothing that is counted weighs anything
 
-        # Term by term: the arrays of one are small enough for the processor's cache.
         sums = np.zeros(len(lengths), dtype=np.float32)
-        for term, asked in Counter(question).items():
-            postings = self._postings.get(term)
-            if postings is None:
-                continue
-            entries = np.frombuffer(postings, dtype=np.uint32)
+        asked_terms = self._asked_terms(question, from_document=int(competes.argmax()))
+        for batch in _batches(_rarest(asked_terms)):
+            sizes = [len(term.entries) for term in batch]
+            begins = np.cumsum([0, *sizes[:-1]])
+            entries = np.concatenate([term.entries for term in batch])
             number = (entries >> _COUNT_BITS).astype(np.intp)  # once, not in each use as an index
             below = saturation.take(number)
-            having = np.count_nonzero(np.isfinite(below))
-            rarity = math.log1p((competing - having + 0.5) / (having + 0.5))
+            having = np.add.reduceat(np.isfinite(below), begins, dtype=np.int64)
+            rarity = np.log1p((competing - having + 0.5) / (having + 0.5))
+            asked = np.minimum(np.sqrt([term.asked for term in batch]), _MOST_ASKED)
             count = (entries & _MOST_COUNTED).astype(np.float32)
             below += count
-            count *= min(math.sqrt(asked), _MOST_ASKED) * rarity * (_K1 + 1)
+            count *= np.repeat((asked * rarity * (_K1 + 1)).astype(np.float32), sizes)
             count /= below
-            sums[number] += count
+            np.add.at(sums, number, count)
         scores[:shared] = sums[:shared]
         return scores
+
+    def _asked_terms(self, question: Sequence[str], *, from_document: int) -> list[_AskedTerm]:
+        """The terms of a question that any document has from a certain one on."""
+        first_entry = from_document << _COUNT_BITS
+        terms: list[_AskedTerm] = []
+        for term, asked in Counter(question).items():
+            postings = self._postings.get(term)
+            if postings is not None and postings[-1] >= first_entry:
+                place = bisect_left(postings, first_entry)
+                terms.append(_AskedTerm(asked, np.frombuffer(postings, dtype=np.uint32)[place:]))
+        return terms
+
+
+class _AskedTerm(NamedTuple):
+    """How often a question has a term, and the term's entries."""
+
+    asked: int
+    entries: npt.NDArray[np.uint32]
+
+
+def _rarest(terms: list[_AskedTerm]) -> list[_AskedTerm]:
+    """Those that count, in their order."""
+    if sum(len(term.entries) for term in terms) <= MOST_ENTRIES:
+        return terms
+    by_rarity = sorted(range(len(terms)), key=lambda place: len(terms[place].entries))
+    read = np.cumsum([len(terms[place].entries) for place in by_rarity])
+    counting = max(1, int(np.searchsorted(read, MOST_ENTRIES, side="right")))
+    return [terms[place] for place in sorted(by_rarity[:counting])]
+
+
+def _batches(terms: Iterable[_AskedTerm]) -> Iterator[list[_AskedTerm]]:
+    """Terms in their order, together while they are small."""
+    batch: list[_AskedTerm] = []
+    entries = 0
+    for term in terms:
+        if batch and entries + len(term.entries) > _AT_ONCE_ENTRIES:
+            yield batch
+            batch, entries = [], 0
+        batch.append(term)
+        entries += len(term.entries)
+    if batch:
+        yield batch
 
 
 def _count(postings: array[int], number: int, count: int) -> None:

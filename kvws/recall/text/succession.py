@@ -4,7 +4,6 @@ before the coming turn: an agent does again what it did in such a place, in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,10 @@ _NEWNESS = 0.5
 
 _PER_BLOCK = 1e-4
 """Blocks of a turn stand in its order: how it begins matters most."""
+
+NEWEST_TURNS = 2048
+"""Of a line, that compete: some two million tokens of work. What an agent does again, it did not
+long ago; and to weigh all turns would take the longer the longer a session is."""
 
 
 class SuccessionIndex:
@@ -43,7 +46,7 @@ class SuccessionIndex:
     def scores(
         self, line: Sequence[int], question: Sequence[int], blocks: int
     ) -> npt.NDArray[np.float32] | None:
-        """Scores of the blocks of a line's earlier turns.
+        """Scores of the blocks of a line's newest earlier turns.
 
         Args:
             line: blocks, not empty, all of them read.
@@ -53,7 +56,7 @@ class SuccessionIndex:
         Returns:
             [blocks] float32 by block number, 0 elsewhere; None where there is no earlier turn.
         """
-        coming = self._turns.coming(line[-1], question)
+        coming = self._turns.coming(line[-1], question, NEWEST_TURNS)
         if coming is None or not coming.earlier:
             return None
         asked = self._terms(line[-1], coming.context_begin, coming.context_end, question)
@@ -97,14 +100,14 @@ def succession_scores(
     order = np.arange(1, len(earlier) + 1, dtype=np.float32)
     of_turns = alike / max(float(alike.max()), 1e-9) + _NEWNESS * order / len(earlier)
     spans = [exchange.places for exchange in earlier]
-    sizes = [len(span) for span in spans]
-    places = list(chain.from_iterable(spans))
-    firsts = np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)
-    within = (np.arange(len(places)) - firsts).astype(np.float32)
+    begins = np.array([span.start for span in spans], dtype=np.int64)
+    sizes = np.array([len(span) for span in spans], dtype=np.int64)
+    within = np.arange(sizes.sum(), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    places: list[int] = (np.repeat(begins, sizes) + within).tolist()
     scores = np.zeros(blocks, dtype=np.float32)
     np.maximum.at(
         scores,
         [line[place] for place in places],  # a line is far longer than what it has of turns
-        np.repeat(of_turns, sizes) - within * _PER_BLOCK,
+        np.repeat(of_turns, sizes) - within.astype(np.float32) * _PER_BLOCK,
     )
     return scores

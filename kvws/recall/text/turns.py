@@ -51,7 +51,8 @@ class Coming:
     """What the next turn answers, in tokens of a line and a question behind it.
 
     Attributes:
-        earlier: exchanges of the line before it, oldest first, as far as they are in the line.
+        earlier: the newest exchanges of the line before it, oldest first, as far as they are in
+            the line.
         context_begin, context_end: the latest turn, maybe part of the question, and all since.
     """
 
@@ -115,24 +116,31 @@ class TurnIndex:
         self._matched[number], self._latest[number], self._ended[number] = matched, latest, ended
         return opened
 
-    def exchanges(self, head: int) -> list[Exchange]:
-        """All exchanges of the line that ends with block `head`, oldest first."""
+    def exchanges(self, head: int, at_most: int | None = None) -> list[Exchange]:
+        """The newest exchanges of the line that ends with block `head`, or all, oldest first."""
         _, turn, ended = self._state(head)
+        left = self.turns if at_most is None else at_most
         found: list[Exchange] = []
-        while turn != _NONE:
+        while turn != _NONE and left > 0:
             found.append(self._exchange(turn, ended, head))
             turn, ended = self._previous[turn], self._previous_ends[turn]
+            left -= 1
         return found[::-1]
 
-    def coming(self, head: int, question: Sequence[int]) -> Coming | None:
+    def coming(
+        self, head: int, question: Sequence[int], at_most: int | None = None
+    ) -> Coming | None:
         """What the turn answers that is to be written behind a line and a question.
 
         A turn that goes on where the prompt ends is the coming one: just opened, or begun.
 
+        Args:
+            at_most: exchanges before it that are looked up, at least one.
+
         Returns:
             None if it is the first one.
         """
-        exchanges = self.exchanges(head)
+        exchanges = self.exchanges(head, None if at_most is None else at_most + 1)
         line_tokens = self._tree.line_tokens(head)
         prompt_tokens = line_tokens + len(question)
         _, marks = self._scan(question, line_tokens, self._state(head)[0])
@@ -152,6 +160,8 @@ class TurnIndex:
             for exchange in exchanges
             if exchange.turn != _NONE
         ]
+        if at_most is not None:
+            earlier = earlier[max(0, len(earlier) - at_most) :]
         return Coming(earlier, exchanges[-1].begin, context_end)
 
     def _state(self, head: int) -> tuple[int, int, int]:
@@ -161,13 +171,10 @@ class TurnIndex:
 
     def _exchange(self, turn: int, ended: int, head: int) -> Exchange:
         previous = self._previous[turn]
-        return Exchange(
-            turn=turn,
-            context_begin=0 if previous == _NONE else self._begins[previous],
-            begin=self._begins[turn],
-            end=self._tree.line_tokens(head) if ended == _NONE else ended,
-            goes_on=ended == _NONE,
-        )
+        context_begin = 0 if previous == _NONE else self._begins[previous]
+        goes_on = ended == _NONE
+        end = self._tree.line_tokens(head) if goes_on else ended
+        return Exchange(turn, context_begin, self._begins[turn], end, goes_on)
 
     def _scan(
         self, tokens: Sequence[int], position: int, matched: int

@@ -90,6 +90,17 @@ def test_a_block_of_one_repeated_token_has_too_few_shingles_to_tell() -> None:
     assert read([7] * 10 * BLOCK).newer_copy(2, ALL) is None
 
 
+@pytest.mark.parametrize("late", range(9))
+def test_a_copy_is_found_whichever_block_was_read_late(late: int) -> None:
+    tokens = FILE + noise(BLOCK, seed=14) + FILE
+    index = CopyIndex()
+    for number in [*(n for n in range(9) if n != late), late]:
+        begin = number * BLOCK
+        index.add(number, tokens[max(0, begin - TAIL_TOKENS) : begin + BLOCK])
+    assert [index.newer_copy(block, ALL) for block in (1, 2, 3)] == [(6,), (7,), (8,)]
+    assert all(index.newer_copy(block, ALL) is None for block in range(4, 9))
+
+
 def test_an_unknown_block_has_no_copy() -> None:
     assert read(FILE).newer_copy(99, ALL) is None
 

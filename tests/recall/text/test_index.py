@@ -104,6 +104,19 @@ def test_each_branch_completes_the_word_that_the_fork_cut() -> None:
     ).all(), "two branches that go on alike complete it once"
 
 
+def test_a_word_is_completed_once_however_often_branches_go_on_alike() -> None:
+    blocks = Blocks()
+    trunk = blocks.extend(spell("x " * 14 + "pars"))[-1]
+    only_trunk = np.array([1, 0, 0, 0, 0], dtype=np.uint8)
+    index = TextIndex(byte_spelling())
+    scores: list[list[float]] = []
+    for ending in ("ing a", "er a", "er b", "ing b"):
+        blocks.extend(spell(ending.ljust(BLOCK)), behind=trunk)
+        blocks.read_into(index)
+        scores.append(index.lexical(spell("parser parsing"), only_trunk).tolist())
+    assert scores[0] < scores[1] == scores[2] == scores[3]
+
+
 def test_numbers_that_were_taken_back_are_read_when_they_come_back() -> None:
     blocks, lines = forked()
     all_there = TextIndex(byte_spelling())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvws.recall.text import lexical
 from kvws.recall.text.lexical import LexicalIndex
 
 WORDS = st.lists(st.sampled_from("abcdefg"), max_size=12)
@@ -51,6 +53,77 @@ def test_scores_are_bm25_among_the_candidates(
     assert scores.tolist() == pytest.approx(
         plain_bm25(documents, question, candidates), rel=1e-5, abs=1e-7
     )
+
+
+@given(
+    documents=st.lists(WORDS, min_size=1, max_size=8),
+    question=WORDS,
+    candidates=st.lists(st.integers(0, 1), min_size=8, max_size=8),
+    at_once_entries=st.integers(1, 20),
+)
+def test_terms_that_are_summed_in_several_batches_give_the_same(
+    documents: list[list[str]], question: list[str], candidates: list[int], at_once_entries: int
+) -> None:
+    index = LexicalIndex()
+    for number, words in enumerate(documents):
+        index.add(number, words)
+    mask = np.array(candidates, dtype=np.uint8)
+    at_once = index.scores(question, mask)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lexical, "_AT_ONCE_ENTRIES", at_once_entries)
+        assert (index.scores(question, mask) == at_once).all()
+
+
+class TestAQuestionThatAsksForMoreEntriesThanAreRead:
+    """A third of the documents has `some`, all have `common`, one has `rare`."""
+
+    question: ClassVar[list[str]] = ["common", "rare", "some", "common"]
+    everyone = np.ones(9, dtype=np.uint8)
+
+    @pytest.fixture
+    def index(self) -> LexicalIndex:
+        index = LexicalIndex()
+        for number in range(9):
+            index.add(number, ["common"] + ["some"] * (number % 3 == 0) + ["rare"] * (number == 4))
+        return index
+
+    @pytest.mark.parametrize(
+        ("most_entries", "counting"),
+        [
+            (13, {"rare", "some", "common"}),
+            (12, {"rare", "some"}),
+            (4, {"rare", "some"}),
+            (3, {"rare"}),
+            (1, {"rare"}),
+        ],
+    )
+    def test_is_answered_by_its_rarest_terms(
+        self,
+        index: LexicalIndex,
+        most_entries: int,
+        counting: set[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        rarest = [term for term in self.question if term in counting]
+        expected = index.scores(rarest, self.everyone)
+        monkeypatch.setattr(lexical, "MOST_ENTRIES", most_entries)
+        assert (index.scores(self.question, self.everyone) == expected).all()
+        assert expected.argmax() == 4
+
+    def test_is_answered_by_the_rarest_alone_if_even_that_is_in_too_many(
+        self, index: LexicalIndex, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lexical, "MOST_ENTRIES", 2)
+        scores = index.scores(["common", "some"], self.everyone)
+        assert np.flatnonzero(scores).tolist() == [0, 3, 6]
+
+    def test_may_ask_for_any_number_in_documents_before_the_candidates(
+        self, index: LexicalIndex, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        newest = np.array([0] * 6 + [1] * 3, dtype=np.uint8)
+        expected = index.scores(self.question, newest)
+        monkeypatch.setattr(lexical, "MOST_ENTRIES", 3 + 1)
+        assert (index.scores(self.question, newest) == expected).all() and expected[8] > 0
 
 
 @given(words=WORDS, split=st.integers(0, 12))

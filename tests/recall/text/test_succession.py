@@ -8,6 +8,7 @@ from math import log, sqrt
 import numpy as np
 import pytest
 
+from kvws.recall.text import succession
 from kvws.recall.text.index import TextIndex
 from kvws.recall.text.spelling import Spelling
 from kvws.recall.text.succession import succession_scores
@@ -114,6 +115,22 @@ def test_only_candidates_are_scored() -> None:
     candidates[3] = 0
     scores = index.succession(line, words(SAY), candidates)
     assert scores is not None and scores[3] == 0 and scores[1] > 0
+
+
+def test_of_a_long_line_the_newest_turns_alone_compete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it began with them, but for what comes before the first."""
+    words = Words()
+    index, line = read(words, session(words, *ROUNDS))
+    shorter, short_line = read(words, session(words, *ROUNDS)[4 * BLOCK :])
+    expected = shorter.succession(short_line, words(SAY), everyone(len(short_line)))
+    assert expected is not None and np.flatnonzero(expected).tolist() == [1, 3, 5]
+    monkeypatch.setattr(succession, "NEWEST_TURNS", 3)
+    scores = index.succession(line, words(SAY), everyone(len(line)))
+    assert scores is not None
+    assert (scores[4:] == expected).all() and not scores[:4].any()
+    monkeypatch.setattr(succession, "NEWEST_TURNS", 5)
+    scores = index.succession(line, words(SAY), everyone(len(line)))
+    assert scores is not None and np.flatnonzero(scores).tolist() == [1, 3, 5, 7, 9]
 
 
 def test_turns_of_other_branches_do_not_count() -> None:

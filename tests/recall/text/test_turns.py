@@ -127,6 +127,27 @@ def test_lines_that_fork_share_the_turns_before_the_fork_only() -> None:
     assert edit[0] == give_up[0]
 
 
+@pytest.mark.parametrize("opening", ["", OPENING])
+@pytest.mark.parametrize("at_most", range(1, 5))
+def test_only_the_newest_exchanges_are_looked_up_where_so_many_are_wanted(
+    opening: str, at_most: int
+) -> None:
+    tokens = spell(CHAT + said("look", "a result", "edit", "ok", "run it", "passed", "done"))
+    tokens += spell("x" * (-len(tokens) % BLOCK))
+    turns, head = read(tokens, byte_spelling())
+    everything = turns.exchanges(head)
+    assert len(everything) == 4
+    assert turns.exchanges(head, at_most) == everything[len(everything) - at_most :]
+    question = spell(opening)
+    whole, newest = turns.coming(head, question), turns.coming(head, question, at_most)
+    assert whole is not None and newest is not None
+    assert newest.earlier == whole.earlier[max(0, len(whole.earlier) - at_most) :]
+    of_whole, of_newest = (
+        (coming.context_begin, coming.context_end) for coming in (whole, newest)
+    )
+    assert of_newest == of_whole
+
+
 class TestTheComingTurn:
     """What it answers: the latest turn and all that was said since."""
 
