@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,7 +80,7 @@ class StoreFigures:
 
 
 @dataclass
-class _Pair:
+class Pair:
     """Seconds of ours and of the bare way, one entry a round."""
 
     ours_s: list[float] = field(default_factory=list[float])
@@ -132,22 +133,22 @@ def measure_store(
     numbers = torch.arange(blocks * geometry.block_bytes // geometry.dtype.itemsize)
     payloads = numbers.sin().to(geometry.dtype).view(blocks, *geometry.shape)
     host.write(torch.tensor(slots), payloads)
-    host_pair, read_pair, put_pair = _Pair(), _Pair(), _Pair()
+    host_pair, read_pair, put_pair = Pair(), Pair(), Pair()
 
-    stage_in = _StageIn(host, slots, payloads, rng)
+    stage_in, copied = StageIn(host, blocks), torch.zeros_like(payloads)
+    stage_in.draw(slots, rng)
     stage_in.fill()  # the first writes of memory are not measured
-    stage_in.copy()
     for _ in range(rounds * HOST_PASSES):
-        host_pair.run(stage_in.fill, stage_in.copy)
+        host_pair.run(stage_in.fill, lambda: copied.copy_(payloads))
 
-    storage = open_storage(directory, backend)
+    storage, everything = open_storage(directory, backend), range(blocks)
     for index in range(rounds):
         progress(f"round {index + 1} of {rounds}: {blocks} blocks to {directory} and back")
         with tempfile.TemporaryDirectory(prefix="bench-", dir=directory) as scratch:
-            disk = _Disk(Path(scratch), storage, host, slots, threads, run_blocks)
+            disk = Disk(Path(scratch), storage, host, slots, threads, run_blocks)
             put_pair.run(disk.put, disk.raw_write)
             disk.forget_cached()
-            read_pair.run(disk.read, disk.raw_read)
+            read_pair.run(partial(disk.read, everything), partial(disk.raw_read, everything))
             disk.close()
     size_bytes = blocks * geometry.block_bytes
     return StoreFigures(
@@ -188,40 +189,38 @@ class _Pool:
     v_buffer: list[torch.Tensor]
 
 
-class _StageIn:
-    """A view of all blocks in random order, each one moved to another position."""
+class StageIn:
+    """A view of blocks of the host tier in random order, each one moved to another position.
 
-    def __init__(
-        self,
-        host: HostTier,
-        slots: Sequence[int],
-        payloads: torch.Tensor,
-        rng: random.Random,
-    ) -> None:
-        geometry, blocks = host.geometry, len(slots)
-        tokens = blocks * BLOCK_TOKENS
+    Attributes:
+        pool: that it is filled into.
+    """
+
+    def __init__(self, host: HostTier, blocks: int) -> None:
+        """`blocks`: of the view."""
+        geometry = host.geometry
+        self._tokens = blocks * BLOCK_TOKENS
         self._host = host
-        self._rotary = [_rotary_table(geometry.head_dim, 2 * tokens)] * geometry.layers
-        shape = (tokens, geometry.kv_heads, geometry.head_dim)
-        self._pool = _Pool(
+        self._rotary = [_rotary_table(geometry.head_dim, 2 * self._tokens)] * geometry.layers
+        shape = (self._tokens, geometry.kv_heads, geometry.head_dim)
+        self.pool = _Pool(
             *([torch.zeros(shape, dtype=geometry.dtype) for _ in self._rotary] for _ in "kv")
         )
-        order, places = list(slots), list(range(blocks))
+        self._pages: list[PageLoad] = []
+
+    def draw(self, slots: Sequence[int], rng: random.Random) -> None:
+        """Take the view's blocks from these slots of the host tier, as many as it has."""
+        order, places = list(slots), list(range(len(slots)))
         rng.shuffle(order)
         rng.shuffle(places)
-        self._pages: list[PageLoad] = []
+        self._pages = []
         for index, (slot, place) in enumerate(zip(order, places, strict=True)):
-            block = Residency("", slot, first_position=tokens + index * BLOCK_TOKENS)
+            block = Residency("", slot, first_position=self._tokens + index * BLOCK_TOKENS)
             piece = HeldSlice(block, 0, BLOCK_TOKENS)
             self._pages.append(PageLoad(index, (piece,), device_page=place))
-        self._payloads = payloads
-        self._copied = torch.zeros_like(payloads)
 
     def fill(self) -> None:
-        fill_pages(self._pages, self._host, self._pool, self._rotary, lambda layer: None)
-
-    def copy(self) -> None:
-        self._copied.copy_(self._payloads)
+        fill_pages(self._pages, self._host, self.pool, self._rotary, lambda layer: None)
 
 
 def _rotary_table(head_dim: int, positions: int) -> RotaryTable:
@@ -236,7 +235,7 @@ class _Unlimited:
     def give_back(self, size_bytes: int) -> None: ...
 
 
-class _Disk:
+class Disk:
     """A block store, and one plain file of the same size beside it."""
 
     def __init__(
@@ -266,13 +265,13 @@ class _Disk:
                 [NewBlock(n, bytes(32), 0, self._sectors[n], self._row) for n in numbers]
             )
 
-    def read(self) -> None:
+    def read(self, numbers: Sequence[int]) -> None:
+        """Blocks into their slots, adjacent ones together."""
+
         def one(run: Sequence[int]) -> None:
             self._store.read(run, [self._sectors[number] for number in run])
 
-        self._in_threads(
-            one, self._store.plan_reads(range(len(self._sectors)), self._run_blocks)
-        )
+        self._in_threads(one, self._store.plan_reads(numbers, self._run_blocks))
 
     def raw_write(self) -> None:
         """Batches as large as those of `put`, each in as many pieces as `put` syncs."""
@@ -288,17 +287,17 @@ class _Disk:
                 self._raw.write(buffers, piece[0] * self._slot_bytes)
                 self._raw.sync()
 
-    def raw_read(self) -> None:
+    def raw_read(self, numbers: Sequence[int]) -> None:
         """As many requests of the same sizes as `read`, into the same memory."""
         raw = self._raw
         assert raw is not None, "nothing was written"
 
-        def one(run: range) -> None:
+        def one(run: Sequence[int]) -> None:
             footers = aligned_buffer(FOOTER_BYTES)
             buffers = [part for n in run for part in (self._sectors[n], footers)]
             raw.read(buffers, run[0] * self._slot_bytes)
 
-        self._in_threads(one, _batches(len(self._sectors), self._run_blocks))
+        self._in_threads(one, _adjacent(numbers, self._run_blocks))
 
     def forget_cached(self) -> None:
         """Take the files out of the page cache, where one without direct I/O has put them."""
@@ -319,3 +318,14 @@ class _Disk:
 
 def _batches(count: int, size: int) -> list[range]:
     return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
+def _adjacent(numbers: Sequence[int], most: int) -> list[list[int]]:
+    """Numbers in ascending runs without gaps, of at most so many."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1 and len(runs[-1]) < most:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs

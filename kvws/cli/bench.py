@@ -10,6 +10,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from kvws.cli.bench_scale import COMMANDS
+from kvws.cli.bench_sessions import sessions
 from kvws.cli.options import engine_settings, settings_options
 from kvws.config import Settings, resolve_settings
 from kvws.errors import ConfigError
@@ -23,6 +25,11 @@ from kvws.models.profiles import find_profile
 @click.group()
 def bench() -> None:
     """Benchmarks."""
+
+
+bench.add_command(sessions)
+for command in COMMANDS:
+    bench.add_command(command)
 
 
 @bench.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvws.recall.regions import Reason, Regions, blocks_of
+from kvws.recall.regions import Reason, Regions, blocks_of, place_of
 from kvws.recall.spans import PromptSpans, Span
 
 BY_IMPORTANCE = [
@@ -43,6 +43,13 @@ def test_a_span_has_the_blocks_that_it_touches_as_far_as_they_exist() -> None:
     assert blocks_of(Span(64, 1000), 9) == range(2, 9)
     assert list(blocks_of(Span(320, 1000), 9)) == []
     assert list(blocks_of(Span(40, 40), 9)) == list(blocks_of(None, 9)) == []
+
+
+def test_a_block_has_a_place_in_the_lines_that_it_stands_in() -> None:
+    line = (0, 1, 4, 9)
+    assert [place_of(block, line) for block in line] == [0, 1, 2, 3]
+    assert all(place_of(block, line) is None for block in (2, 3, 8, 10))
+    assert place_of(0, ()) is None
 
 
 def test_a_prompt_of_unknown_parts_keeps_its_beginning_and_its_end() -> None:

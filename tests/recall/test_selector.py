@@ -71,7 +71,7 @@ class Agent:
             in_view=frozenset(in_view),
             budget_blocks=budget,
         )
-        return self.selector.choose(asked, by_signal)
+        return self.selector.choose(asked, {**self.selector.first_look(asked), **by_signal})
 
 
 def talk(recipe: Recipe, *, reads_text: bool = True) -> tuple[Agent, dict[str, int]]:
@@ -136,7 +136,9 @@ SHORT = Recipe(
 )
 """Of a question, content alone decides; of anything else, mean-k does."""
 
-ANCHORED = replace(SHORT, anchor_weights={CONTENT: 1.0, LEXICAL: 1.0}, anchor_share=1 / 6)
+ANCHORED = replace(
+    SHORT, anchor_weights={CONTENT: 1.0, LEXICAL: 1.0}, anchor_share=1 / 6, told_words=8
+)
 
 
 def best_of(recipe: Recipe, question: str, *, reads_text: bool = True) -> str:
@@ -195,6 +197,20 @@ def test_content_and_words_together_find_the_anchors_of_whatever_is_short(questi
         (8, Reason.SCORE),
         (7, Reason.SCORE),
     ]
+
+
+def test_what_asks_nothing_has_no_anchors_unless_the_recipe_says_so() -> None:
+    agent, told = talk(replace(ANCHORED, told_words=0))
+    hit = {told["port"]: 2.0}
+    assert agent.asks("5433", content=hit).chosen[0].reason is Reason.SCORE
+    assert agent.asks("5433 ?", content=hit).chosen[0].reason is Reason.ANCHOR
+
+
+def test_anchors_come_alone_if_the_recipe_says_so() -> None:
+    agent, told = talk(replace(ANCHORED, anchor_neighbours=False))
+    chosen = agent.asks("5433 ?", content={told["host"]: 2.0, told["port"]: 1.0}).chosen
+    assert [each.block for each in chosen[:2]] == [told["port"], told["host"]]
+    assert Reason.NEIGHBOUR not in {each.reason for each in chosen}
 
 
 def test_anchors_are_the_best_of_their_signals_wherever_the_usual_weights_put_them() -> None:
@@ -298,7 +314,8 @@ def test_a_block_that_is_not_read_yet_is_no_trouble() -> None:
         frozenset(),
         6,
     )
-    ranks = {each.block: each.ranks for each in agent.selector.choose(asked, {}).chosen}
+    chosen = agent.selector.choose(asked, agent.selector.first_look(asked)).chosen
+    ranks = {each.block: each.ranks for each in chosen}
     assert LEXICAL in ranks[told["port"]] and ranks[unread].keys() == {RECENCY}
 
 
