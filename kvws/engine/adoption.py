@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -52,6 +54,26 @@ class Adoption:
         self._durable = durable
         self._signals = signals
         self._index_of = index_of
+        self._steps_under_way = 0
+        self._one_is_done = threading.Condition(repository.lock)
+
+    @contextmanager
+    def under_way(self) -> Generator[None]:
+        """To be held from before a step leaves the ledger until it is adopted: meanwhile some of
+        its pages are nobody's."""
+        with self._one_is_done:
+            self._steps_under_way += 1
+        try:
+            yield
+        finally:
+            with self._one_is_done:
+                self._steps_under_way -= 1
+                self._one_is_done.notify_all()
+
+    def wait_until_done(self) -> None:
+        """Wait until no step is under way; the repository's lock, held once, is let go meanwhile
+        and held in the end."""
+        self._one_is_done.wait_for(lambda: not self._steps_under_way)
 
     def adopt(self, step: OpenStep, named: Named) -> list[int]:
         """Make blocks of a closed step's staged pages, and free the others.
@@ -123,7 +145,7 @@ class Adoption:
         assert row is not None, f"block {block} has no index row"
         repository.table.pin(twin)
         try:
-            (slot,) = repository.allocate(1)
+            (slot,) = repository.allocate(1, step.workspace)
         except HostTierFull:
             step.refused_pages += 1
             return None
@@ -154,7 +176,7 @@ class Adoption:
         else:
             with repository.lock:
                 try:
-                    slots = repository.allocate(len(pages))
+                    slots = repository.allocate(len(pages), step.workspace)
                 except HostTierFull:
                     step.refused_pages += len(pages)
                     slots = []

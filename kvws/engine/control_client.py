@@ -1,15 +1,34 @@
-"""The control plane's side of the control sockets: one connection per rank, one answer each."""
+"""The control plane's side of the control sockets: a few connections per rank, each of which
+answers in order, so that nobody waits behind another session's scores."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvws.engine import wire
+from kvws.engine.turns import FairTurns
 from kvws.errors import ControlError, EngineDied
+
+SCORES, _WORKSPACES, _STEPS = "scores", "workspaces", "steps"
+"""Kinds of lanes."""
+
+_SCORING_OPERATIONS = frozenset({"score", "score_runs"})
+_WORKSPACE_OPERATIONS = frozenset({"attach", "drop_workspace"})
+"""They take as long as a folder is large."""
+
+_SETTLED_OPERATIONS = frozenset(
+    {"forget", "unsaved_blocks", "drop_workspace", "stats", "check_integrity"}
+)
+"""They come behind every step request made before them, on whatever lane, even if whoever made it
+has given up."""
+
+_STEP_LANES = 8
+"""Steps are spread over so many lanes: closing one computes the index rows of its blocks."""
 
 
 class RankClient:
@@ -56,6 +75,11 @@ class RankClient:
             self._reader, self._writer = await asyncio.open_unix_connection(str(self._path))
         return self._reader, self._writer
 
+    async def settled(self) -> None:
+        """Wait until the requests made so far are answered."""
+        async with self._lock:
+            pass
+
     async def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
@@ -65,16 +89,49 @@ class RankClient:
 
 
 class Ranks:
-    """All tensor-parallel ranks, asked together."""
+    """All tensor-parallel ranks, asked together.
+
+    Requests share a connection, its *lane*, where one must not overtake the other: those of one
+    step, those that open and drop workspaces, and scores. Scores are one at a time anyway, since
+    each would take a core from the forward pass; workspaces take turns at them.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._clients = [RankClient(path) for path in paths]
+        self._paths = paths
+        self._lanes: dict[str, list[RankClient]] = {}
+        self._scoring = FairTurns()
 
     async def call(self, operation: str, **arguments: Any) -> list[Any]:
         """Ask every rank; answers in rank order."""
-        return await asyncio.gather(
-            *(client.call(operation, arguments) for client in self._clients)
-        )
+        lane = lane_of(operation, arguments)
+        if lane != SCORES:
+            return await self._ask(lane, operation, arguments)
+        async with self._scoring.turn(arguments["workspace"]):
+            return await self._ask(lane, operation, arguments)
+
+    async def _ask(self, lane: str, operation: str, arguments: dict[str, Any]) -> list[Any]:
+        if operation in _SETTLED_OPERATIONS:
+            steps = [each for name, each in self._lanes.items() if name.startswith(_STEPS)]
+            await asyncio.gather(*(client.settled() for clients in steps for client in clients))
+        if lane not in self._lanes:
+            self._lanes[lane] = [RankClient(path) for path in self._paths]
+        clients = self._lanes[lane]
+        return await asyncio.gather(*(client.call(operation, arguments) for client in clients))
 
     async def close(self) -> None:
-        await asyncio.gather(*(client.close() for client in self._clients))
+        clients = [client for lane in self._lanes.values() for client in lane]
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+def lane_of(operation: str, arguments: Mapping[str, Any]) -> str:
+    """The lane of a request: the same for all that must be answered in order.
+
+    Whoever leaves a step closes it although an earlier request of that step may still be on its
+    way: it may not arrive behind the end. Request ids are "<step>.<attempt>".
+    """
+    if operation in _SCORING_OPERATIONS:
+        return SCORES
+    if operation in _WORKSPACE_OPERATIONS:
+        return _WORKSPACES
+    step: str = arguments.get("step") or arguments.get("rid", "").rpartition(".")[0]
+    return f"{_STEPS} {zlib.crc32(step.encode()) % _STEP_LANES}"

@@ -93,6 +93,7 @@ class DataPlane:
         self._ledger = StepLedger()
         self._repository.is_wanted = self._ledger.wants
         self._indexes: dict[str, BlockIndex] = {}
+        self._attaching: set[str] = set()
         # By workspace: pages that were filled from a block computed as another page. What lies on
         # the device under such a name is a copy that was moved, never the truth of a block.
         self._relocated: dict[str, set[str]] = {}
@@ -120,14 +121,16 @@ class DataPlane:
         """
         for _, source in view:
             require_full_page(source)
+        wanted = sorted({piece.block for _, source in view for piece in source})
         with self._lock:
             entry = self._ledger.find(step)
             if entry is None:
                 raise ControlError(f"step {step} is not open")
-            wanted = {piece.block for _, source in view for piece in source}
-            missing = sorted(b for b in wanted if self._table.find((entry.workspace, b)) is None)
-            entry.wanted |= wanted
-            self._repository.retrieve((entry.workspace, number) for number in wanted)
+            entry.wanted.update(wanted)
+            self._repository.retrieve(entry.workspace, wanted)
+        self._loader.bring_up(entry.workspace, wanted)
+        with self._lock:
+            missing = [b for b in wanted if self._table.find((entry.workspace, b)) is None]
             if not missing:
                 for index, (page_hash, source) in enumerate(view):
                     self._ledger.promise(step, page_hash, index, source)
@@ -154,12 +157,14 @@ class DataPlane:
             step: an open step.
             named: (page hash, block number, index of the page in its prompt), in log order.
         """
+        with self._adoption.under_way():
+            with self._lock:
+                entry = self._ledger.close(step)
+            if entry is None:
+                raise ControlError(f"step {step} is not open")
+            resident = self._adoption.adopt(entry, named)
         with self._lock:
-            entry = self._ledger.close(step)
-        if entry is None:
-            raise ControlError(f"step {step} is not open")
-        resident = self._adoption.adopt(entry, named)
-        self._counters["refused_pages"] += entry.refused_pages
+            self._counters["refused_pages"] += entry.refused_pages
         return StepOutcome(
             resident,
             entry.refused_pages,
@@ -169,10 +174,10 @@ class DataPlane:
         )
 
     def _index(self, workspace: str) -> BlockIndex:
-        index = self._indexes.get(workspace)
-        if index is None:
-            index = self._indexes[workspace] = BlockIndex(self._signals)
-        return index
+        with self._lock:
+            if workspace not in self._indexes:
+                self._indexes[workspace] = BlockIndex(self._signals)
+            return self._indexes[workspace]
 
     # ---- stage-out (scheduler thread) --------------------------------------------------------
 
@@ -204,7 +209,7 @@ class DataPlane:
             fresh = [index for index in unnamed if hashes[index] not in entry.staged]
             if fresh:
                 try:
-                    slots = sorted(self._repository.allocate_pages(len(fresh)))
+                    slots = sorted(self._repository.allocate_pages(len(fresh), entry.workspace))
                 except HostTierFull:
                     entry.refused_pages += len(fresh)
                     return False
@@ -297,6 +302,7 @@ class DataPlane:
         if self._durable.disk.store_of(workspace) is not None:
             raise ControlError(f"workspace {workspace} is attached already")
         held: list[int] = []
+        self._attaching.add(workspace)
         try:
             for numbers, rows in self._durable.attach(workspace, Path(directory)):
                 self._index(workspace).write(numbers, rows)
@@ -304,6 +310,8 @@ class DataPlane:
         except OSError:
             self.drop_workspace(workspace)  # half of it would be taken for the whole
             raise
+        finally:
+            self._attaching.discard(workspace)
         return sorted(held)
 
     def unsaved_blocks(self, workspace: str) -> int:
@@ -380,16 +388,13 @@ class DataPlane:
             }
 
     def check_integrity(self) -> None:
-        """Every used host slot is accounted for; every block is indexed.
-
-        To be asked when no step is closing.
-        """
+        """Every used host slot is accounted for, every block of an open workspace is indexed."""
         with self._lock:
+            self._adoption.wait_until_done()
             self._ledger.check_integrity()
             self._repository.check_integrity(self._ledger.staged_slots())
-            for workspace, index in self._indexes.items():
-                resident = self._table.blocks_of(workspace)
-                unindexed = [n for n in resident if n not in index]
+            for workspace in self._table.workspaces() - self._attaching:
+                assert workspace in self._indexes, f"{workspace} has blocks but no index"
+                index = self._indexes[workspace]
+                unindexed = [n for n in self._table.blocks_of(workspace) if n not in index]
                 assert not unindexed, f"blocks {unindexed} of {workspace} have no index row"
-            workspaces = self._table.workspaces()
-            assert workspaces <= self._indexes.keys(), "a workspace has blocks but no index"

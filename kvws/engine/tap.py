@@ -97,8 +97,11 @@ class QueryTap:
             tapped = self._requests.get(rid)
             if tapped is None or len(tapped.queries) != len(rotary):
                 return None
-            positions = torch.cat(tapped.positions)
-            rotated = [torch.cat(tapped.queries[layer]) for layer in range(len(rotary))]
+            caught_positions = list(tapped.positions)
+            caught = [list(tapped.queries[layer]) for layer in range(len(rotary))]
+        # Copied outside the lock, for which the forward pass waits.
+        positions = torch.cat(caught_positions)
+        rotated = [torch.cat(rows) for rows in caught]
         raw = [torch.empty(0)] * len(rotary)
         for table in {id(table): table for table in rotary}.values():
             # One rotation for all layers that share a table: they are many, and each is small.

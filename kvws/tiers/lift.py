@@ -102,7 +102,7 @@ class Lifter:
                     continue
                 if (workspace, number) not in self._lifting:
                     below[number] = entry
-            free = repository.allocate(len(below))
+            free = repository.allocate(len(below), workspace)
             repository.in_transit.update(free)
             lifts: list[Lift] = []
             for run in store.plan_reads(list(below), RUN_BLOCKS):

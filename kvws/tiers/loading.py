@@ -1,10 +1,12 @@
-"""Lower tiers → device for one batch of requests: what the host holds is placed while the rest is
-read, and the last group of pages goes layer by layer, with the forward pass behind it."""
+"""Lower tiers → device. Blocks of a view come up from disk before its request is made; then, for
+one batch of requests, the host's copies are placed, and should some still have to be read, the
+others meanwhile. The last group of pages goes layer by layer, with the forward pass behind it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvws.blocks.table import Residency
@@ -38,7 +40,11 @@ class QueuedLoad:
 
 
 class Loader:
-    """Fills device pages from blocks wherever they are. One thread calls it."""
+    """Fills device pages from blocks wherever they are. One thread calls `fill`, any `bring_up`.
+
+    A forward pass waits for its pages, and every session that decodes waits with it. So what can
+    take long, the disk, is waited for before.
+    """
 
     def __init__(
         self,
@@ -55,13 +61,22 @@ class Loader:
         self._rotary = rotary
         self._room_will_come = room_will_come
 
+    def bring_up(self, workspace: str, numbers: Sequence[int]) -> None:
+        """Wait until blocks of an open step have host copies, as far as there is room for them.
+
+        A block that cannot be read is missing afterwards.
+        """
+        with suppress(LoadFailed):
+            for lift in self._lift(workspace, numbers):
+                lift.done.exception()
+
     def fill(self, loads: Sequence[QueuedLoad], layer_done: Callable[[int], None]) -> None:
         """Fill the pages of all loads; `layer_done` as in `fill_pages`.
 
         Raises:
             LoadFailed: bytes are gone, or the host has no room to read them into.
         """
-        lifts = [lift for load in loads for lift in self._lift(load)]
+        lifts = [lift for load in loads for lift in self._lift(load.workspace, load.numbers)]
         arrival = {entry: at for at, lift in enumerate(lifts) for entry in lift.entries}
         completed_by: list[list[PageLoad]] = [[] for _ in lifts]
         ready: list[PageLoad] = []
@@ -85,14 +100,18 @@ class Loader:
             raise LoadFailed("a promised page lost its bytes while it was loaded")
         fill_pages(pages, self._repository.host, self._pool, self._rotary, layer_done)
 
-    def _lift(self, load: QueuedLoad) -> list[Lift]:
-        """Start to bring up what has no host copy."""
+    def _lift(self, workspace: str, numbers: Sequence[int]) -> list[Lift]:
+        """Start to bring up what has no host copy.
+
+        Raises:
+            LoadFailed: there is no room for it.
+        """
         if self._lifter is None:
             return []
         deadline = time.monotonic() + _ROOM_WAIT_S
         while True:
             try:
-                return self._lifter.lift(load.workspace, load.numbers)
+                return self._lifter.lift(workspace, numbers)
             except HostTierFull as error:
                 if not self._room_will_come() or time.monotonic() > deadline:
                     raise LoadFailed(f"a view cannot be read from disk: {error}") from error

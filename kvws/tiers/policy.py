@@ -22,8 +22,10 @@ which grows by one a half-life and cannot overflow.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -59,27 +61,45 @@ class _Resident(Generic[Block]):
     entry: _Entry[Block]
 
 
+Rank = tuple[float, float, int]
+"""What orders the blocks of policies that share their serials, the smaller first: W, importance,
+serial."""
+
+
+class Picking(NamedTuple, Generic[Block]):
+    """Blocks of a policy, one at a time, the least valuable first.
+
+    Attributes:
+        next_rank: of the next block; None when no more may go. Asked once before each `take`.
+        take: takes that block out; its history is forgotten.
+    """
+
+    next_rank: Callable[[], Rank | None]
+    take: Callable[[], Block]
+
+
 class EvictionPolicy(Generic[Block]):
     """Blocks in the order in which they are given up. Not thread-safe: the owner holds a lock.
 
     A retrieval only raises a block's weight, so its entry in the heap may lag behind, but never
     promises too much. An entry that lags is brought up to date when it reaches the top: by the
-    next touch, one each, or by `pick`, which needs them all. Entries of blocks that were taken
+    next touch, one each, or by a pick, which needs them all. Entries of blocks that were taken
     out leave at the top too, or all in one pass when they become the majority. Every operation
     is O(log n), amortised over those before it.
     """
 
-    def __init__(self, half_life_steps: float) -> None:
+    def __init__(self, half_life_steps: float, serials: Iterator[int] | None = None) -> None:
         """
         Args:
             half_life_steps: after so many steps a retrieval counts half.
+            serials: shared by policies whose blocks are compared; its own if None.
         """
         assert half_life_steps > 0
         self._half_life_steps = half_life_steps
         self._residents: dict[Block, _Resident[Block]] = {}
         self._heap: list[_Entry[Block]] = []
         self._garbage = 0
-        self._next_serial = 0
+        self._serials = serials if serials is not None else itertools.count()
 
     def __contains__(self, block: Block) -> bool:
         return block in self._residents
@@ -102,8 +122,7 @@ class EvictionPolicy(Generic[Block]):
         """
         assert block not in self._residents, f"block {block} is admitted twice"
         if history is None:
-            history = History(now / self._half_life_steps, self._next_serial)
-            self._next_serial += 1
+            history = History(now / self._half_life_steps, next(self._serials))
         entry = _Entry(history.weight_log2, importance, history.serial, block)
         self._residents[block] = _Resident(history.weight_log2, entry)
         heapq.heappush(self._heap, entry)
@@ -135,19 +154,39 @@ class EvictionPolicy(Generic[Block]):
             may_go: asked of each candidate once; a block that may not go stays as it is.
         """
         picked: list[Block] = []
-        spared: list[_Entry[Block]] = []
-        while len(self._residents) > len(spared) and len(picked) < count:
-            if self._settle_top():
-                continue
-            entry = heapq.heappop(self._heap)
-            if may_go(entry.block):
-                del self._residents[entry.block]
-                picked.append(entry.block)
-            else:
-                spared.append(entry)
-        for entry in spared:
-            heapq.heappush(self._heap, entry)
+        with self.picking(may_go) as picking:
+            while len(picked) < count and picking.next_rank() is not None:
+                picked.append(picking.take())
         return picked
+
+    @contextmanager
+    def picking(self, may_go: Callable[[Block], bool]) -> Generator[Picking[Block]]:
+        """Pick one block at a time. Nothing else is done with the policy meanwhile.
+
+        Args:
+            may_go: as for `pick`.
+        """
+        spared: list[_Entry[Block]] = []
+
+        def next_rank() -> Rank | None:
+            while self._heap:
+                if self._settle_top():
+                    continue
+                if may_go(self._heap[0].block):
+                    return self._heap[0][:3]
+                spared.append(heapq.heappop(self._heap))
+            return None
+
+        def take() -> Block:
+            block = heapq.heappop(self._heap).block
+            del self._residents[block]
+            return block
+
+        try:
+            yield Picking(next_rank, take)
+        finally:
+            for entry in spared:
+                heapq.heappush(self._heap, entry)
 
     def score(self, block: Block, now: float) -> float:
         """CRF of a held block at step `now`, not before its last retrieval."""

@@ -3,17 +3,21 @@
 A block enters with a host copy. With a disk tier it becomes *stored* a little later; from then on
 its host copy may be given up at no cost, and comes back from disk when a view needs it. Without
 one, or while the disk is in trouble, a full host tier gives up the only copy of the least wanted
-block: its tokens and its index row remain, and it is computed again if it is selected.
+block: its tokens and its index row remain, and it is computed again if it is selected. Whose
+block that is, `shares.py` says.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 
 from kvws.blocks.table import BlockId, BlockTable, Residency
 from kvws.tiers.host import HostTier
-from kvws.tiers.policy import EvictionPolicy
+from kvws.tiers.shares import SharedOrder, Shares
 
 HALF_LIFE_SELECTIONS = 64.0
 """After so many selections a retrieval counts half when the host tier chooses what to give up."""
@@ -26,7 +30,9 @@ and a block that was just brought up has had no chance yet to be wanted."""
 class Repository:
     """Block table, host slots and eviction order. Every method needs `lock` (re-entrant)."""
 
-    def __init__(self, host: HostTier) -> None:
+    def __init__(
+        self, host: HostTier, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.lock = threading.RLock()
         self.host = host
         self.table = BlockTable()
@@ -40,14 +46,18 @@ class Repository:
         """Host slots that blocks are being read into."""
         self.evicted_blocks = 0
         self.lost_only_copies = 0
-        self._stored = EvictionPolicy[BlockId](half_life_steps=HALF_LIFE_SELECTIONS)
-        self._unsaved = EvictionPolicy[BlockId](half_life_steps=HALF_LIFE_SELECTIONS)
+        self._stored = SharedOrder(half_life_steps=HALF_LIFE_SELECTIONS)
+        self._unsaved = SharedOrder(half_life_steps=HALF_LIFE_SELECTIONS)
+        self._shares = Shares(host.capacity_blocks, clock_s)
         self._selection = 0.0
 
     # ---- host slots --------------------------------------------------------------------------
 
-    def allocate(self, count: int) -> list[int]:
+    def allocate(self, count: int, workspace: str) -> list[int]:
         """Take host slots, all or none, giving up host copies where needed.
+
+        Args:
+            workspace: whose blocks will have them.
 
         Raises:
             HostTierFull: too many blocks are in use, or on their way to the disk.
@@ -55,27 +65,28 @@ class Repository:
         orders = [self._stored]
         if self.only_copies_may_go():
             orders.append(self._unsaved)
-        for spare_young in (True, False):
-            for order in orders:
-                short = count - self.host.free_blocks
-                if short > 0:
-                    self._give_up(order, short, spare_young=spare_young)
+        for spare_young, order, of_all in product((True, False), orders, (False, True)):
+            short = count - self.host.free_blocks
+            if short > 0:
+                at_most = self._shares.held if of_all else self._shares.excess(workspace, count)
+                self._give_up(order, short, at_most, spare_young=spare_young)
         return self.host.allocate(count)
 
-    def allocate_pages(self, count: int) -> list[int]:
+    def allocate_pages(self, count: int, workspace: str) -> list[int]:
         """Take slots for staged pages, all or none, as `allocate` where blocks lie beside them.
 
         Raises:
             HostTierFull: too many are in use.
         """
         if self.host.pages_become_blocks_in_place:
-            return self.allocate(count)
+            return self.allocate(count, workspace)
         return self.host.allocate_pages(count)
 
     def _give_up(
-        self, order: EvictionPolicy[BlockId], count: int, *, spare_young: bool
+        self, order: SharedOrder, count: int, at_most: Mapping[str, int], *, spare_young: bool
     ) -> None:
-        """Free slots of the least wanted blocks that nobody is reading."""
+        """Free slots of the least wanted blocks that nobody is reading, at most so many of each
+        workspace."""
 
         def may_go(block: BlockId) -> bool:
             entry = self._entry(block)
@@ -83,10 +94,11 @@ class Repository:
                 return False
             return not spare_young or entry.young_until <= self._selection
 
-        for block in order.pick(count, may_go):
+        for block in order.pick(count, may_go, at_most):
             entry = self._entry(block)
             assert entry.slot is not None
             self.host.free([entry.slot])
+            self._shares.leave(block[0])
             if entry.stored:
                 entry.slot = None
                 self.evicted_blocks += 1
@@ -106,17 +118,24 @@ class Repository:
         """Enter a finished block."""
         self.table.add(block, entry)
         if entry.slot is not None:
-            entry.young_until = self._selection + YOUNG_SELECTIONS
-            policy = self._stored if entry.stored else self._unsaved
-            policy.admit(block, importance=entry.importance, now=self._selection)
+            self._shares.ask(block[0])
+            order = self._stored if entry.stored else self._unsaved
+            self._admit(block, entry, order)
 
-    def retrieve(self, blocks: Iterable[BlockId]) -> None:
+    def _admit(self, block: BlockId, entry: Residency, order: SharedOrder) -> None:
+        """A block has a host copy from now on."""
+        entry.young_until = self._selection + YOUNG_SELECTIONS
+        order.admit(block, importance=entry.importance, now=self._selection)
+        self._shares.enter(block[0])
+
+    def retrieve(self, workspace: str, numbers: Iterable[int]) -> None:
         """A step selected these blocks: they are worth keeping."""
         self._selection += 1.0
-        for block in blocks:
-            for policy in (self._stored, self._unsaved):
-                if block in policy:
-                    policy.touch(block, now=self._selection)
+        self._shares.ask(workspace)
+        for number in numbers:
+            for order in (self._stored, self._unsaved):
+                if (workspace, number) in order:
+                    order.touch((workspace, number), now=self._selection)
 
     def mark_stored(self, block: BlockId, entry: Residency) -> None:
         """A durable copy exists: the host copy may go from now on."""
@@ -132,14 +151,14 @@ class Repository:
         assert entry.stored and entry.slot is None
         self.in_transit.remove(slot)
         entry.slot, entry.first_position = slot, first_position
-        entry.young_until = self._selection + YOUNG_SELECTIONS
-        self._stored.admit(block, importance=entry.importance, now=self._selection)
+        self._admit(block, entry, self._stored)
 
     def drop(self, block: BlockId) -> None:
         """Forget a block; its slot is freed when the last reader is done."""
-        for policy in (self._stored, self._unsaved):
-            if block in policy:
-                policy.remove(block)
+        for order in (self._stored, self._unsaved):
+            if block in order:
+                order.remove(block)
+                self._shares.leave(block[0])
         slot = self.table.drop(block)
         if slot is not None:
             self.host.free([slot])
@@ -162,7 +181,8 @@ class Repository:
 
     def check_integrity(self, staged_slots: Sequence[int]) -> None:
         """used host slots = slots of the table + in transit + of open steps, none of them free;
-        the eviction order has exactly the blocks with a host copy, by whether they are stored."""
+        the eviction order has exactly the blocks with a host copy, by whether they are stored, and
+        so many are counted of each workspace."""
         self.table.check_integrity()
         held = [*self.table.slots(), *self.in_transit]
         if self.host.pages_become_blocks_in_place:
@@ -179,3 +199,5 @@ class Repository:
             orders = (block in self._unsaved, block in self._stored)
             expected = (held_here and not entry.stored, held_here and entry.stored)
             assert orders == expected, f"block {block} is in the wrong eviction order"
+        on_host = Counter(block[0] for block, entry in self.table if entry.slot is not None)
+        assert on_host == self._shares.held, "a workspace's host copies are miscounted"

@@ -6,14 +6,14 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvws.engine import wire
-from kvws.engine.control_client import RankClient, Ranks
+from kvws.engine.control_client import RankClient, Ranks, lane_of
 from kvws.engine.control_server import ControlServer
 from kvws.errors import ControlError, EngineDied, HostTierFull
 
@@ -233,6 +233,178 @@ def test_ranks_are_asked_together(tmp_path: Path) -> None:
     assert asyncio.run(go()) == ["slow", "slow"]
     for server in servers:
         server.stop()
+
+
+def lanes(path: Path, scenario: Callable[[Ranks], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario of one rank."""
+
+    async def go() -> None:
+        ranks = Ranks([path])
+        try:
+            await scenario(ranks)
+        finally:
+            await ranks.close()
+
+    asyncio.run(go())
+
+
+class Slow:
+    """A rank that holds what it is told to hold, and notes what it was asked in which order."""
+
+    def __init__(self, *held: str) -> None:
+        self.held = held
+        self.gate = threading.Event()
+        self.began: list[str] = []
+        self.ended: list[str] = []
+        self._asked = threading.Event()
+
+    def handle(self, operation: str, arguments: dict[str, Any]) -> Any:
+        self.began.append(operation)
+        self._asked.set()
+        if operation in self.held:
+            assert self.gate.wait(10)
+        self.ended.append(operation)
+
+    async def has_begun(self) -> None:
+        """Wait for the first request."""
+        assert await asyncio.to_thread(self._asked.wait, 5)
+
+
+@pytest.fixture
+def slow(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Slow, Path]]:
+    rank, path = Slow(*request.param), tmp_path / "slow.sock"
+    server = ControlServer(path, rank)
+    server.start()
+    yield rank, path
+    rank.gate.set()
+    server.stop()
+
+
+@pytest.mark.parametrize("slow", [("score", "score_runs", "attach")], indirect=True)
+@pytest.mark.parametrize(
+    ("operation", "arguments"),
+    [
+        ("score", {"workspace": "w", "rid": "a.probe"}),
+        ("score_runs", {"workspace": "w", "rid": "a.probe"}),
+        ("attach", {"workspace": "w", "directory": "/x"}),
+    ],
+)
+def test_steps_go_on_while_a_rank_scores_or_opens_a_workspace(
+    slow: tuple[Slow, Path], operation: str, arguments: dict[str, Any]
+) -> None:
+    rank, path = slow
+
+    async def scenario(ranks: Ranks) -> None:
+        long = asyncio.create_task(ranks.call(operation, **arguments))
+        async with asyncio.timeout(5):
+            for step in ("a", "b"):  # a is the one that is scored
+                await ranks.call("open_step", step=step, workspace="w")
+                await ranks.call("close_step", step=step, named=[])
+            await ranks.call("stats")
+            await ranks.call("check_integrity")
+        assert not long.done()
+        rank.gate.set()
+        await long
+
+    lanes(path, scenario)
+
+
+@pytest.mark.parametrize("slow", [("close_step",)], indirect=True)
+def test_a_step_opens_while_another_one_closes(slow: tuple[Slow, Path]) -> None:
+    rank, path = slow
+
+    async def scenario(ranks: Ranks) -> None:
+        closing = asyncio.create_task(ranks.call("close_step", step="a", named=[]))
+        mine = lane_of("close_step", {"step": "a"})
+        others = [s for s in "bcdefgh" if lane_of("open_step", {"step": s}) != mine]
+        assert others, "all steps share a lane"
+        async with asyncio.timeout(5):
+            await ranks.call("open_step", step=others[0], workspace="w")
+        assert not closing.done()
+        rank.gate.set()
+        await closing
+
+    lanes(path, scenario)
+
+
+@pytest.mark.parametrize("slow", [("open_step",)], indirect=True)
+def test_a_step_whose_opening_was_given_up_is_closed_behind_it(slow: tuple[Slow, Path]) -> None:
+    rank, path = slow
+
+    async def scenario(ranks: Ranks) -> None:
+        opening = asyncio.create_task(ranks.call("open_step", step="a", workspace="w"))
+        await rank.has_begun()
+        opening.cancel()
+        closing = asyncio.create_task(ranks.call("close_step", step="a", named=[]))
+        await asyncio.sleep(0.05)
+        assert rank.began == ["open_step"]
+        rank.gate.set()
+        await closing
+
+    lanes(path, scenario)
+    assert rank.ended == ["open_step", "close_step"]
+
+
+@pytest.mark.parametrize("operation", ["watch", "score"])
+def test_requests_of_one_step_share_a_lane_unless_they_are_scores(operation: str) -> None:
+    of_step = lane_of("close_step", {"step": "5f"})
+    of_request = lane_of(operation, {"rid": "5f.probe"})
+    assert (of_request == of_step) == (operation == "watch")
+
+
+@pytest.mark.parametrize("slow", [("close_step",)], indirect=True)
+@pytest.mark.parametrize(
+    ("operation", "arguments"),
+    [
+        ("forget", {"workspace": "w", "numbers": [1]}),
+        ("unsaved_blocks", {"workspace": "w"}),
+        ("drop_workspace", {"workspace": "w"}),
+        ("check_integrity", {}),
+        ("stats", {}),
+    ],
+)
+def test_what_needs_settled_steps_waits_for_an_end_whose_caller_gave_up(
+    slow: tuple[Slow, Path], operation: str, arguments: dict[str, Any]
+) -> None:
+    """A block must not be forgotten, or be counted as saved, before it is there."""
+    rank, path = slow
+
+    async def scenario(ranks: Ranks) -> None:
+        closing = asyncio.create_task(ranks.call("close_step", step="a", named=[]))
+        await rank.has_begun()
+        closing.cancel()
+        behind = asyncio.create_task(ranks.call(operation, **arguments))
+        await asyncio.sleep(0.05)
+        assert rank.began == ["close_step"]
+        rank.gate.set()
+        await behind
+
+    lanes(path, scenario)
+    assert rank.ended == ["close_step", operation]
+
+
+@pytest.mark.parametrize("slow", [("score",)], indirect=True)
+def test_scores_are_one_at_a_time_and_workspaces_take_turns(slow: tuple[Slow, Path]) -> None:
+    rank, path = slow
+    answered: list[str] = []
+
+    async def scenario(ranks: Ranks) -> None:
+        async def score(workspace: str, step: str) -> None:
+            await ranks.call("score", workspace=workspace, rid=f"{step}.probe")
+            answered.append(step)
+
+        asking: list[asyncio.Task[None]] = []
+        for workspace, step in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1")):
+            asking.append(asyncio.create_task(score(workspace, step)))
+            await asyncio.sleep(0)
+        await rank.has_begun()
+        await asyncio.sleep(0.05)
+        assert len(rank.began) == 1
+        rank.gate.set()
+        await asyncio.gather(*asking)
+
+    lanes(path, scenario)
+    assert answered == ["a1", "a2", "b1", "a3"]
 
 
 def accepting() -> int:

@@ -9,6 +9,7 @@ import torch
 
 from kvws.blocks.page import PageSource, Slice, whole_block
 from kvws.errors import ControlError
+from kvws.recall.index import TILE_BLOCKS
 from tests.plane.rig import (
     DEVICE_PAGES,
     DIM,
@@ -455,6 +456,59 @@ def test_two_steps_that_name_the_same_block_at_once_keep_one(rig: Rig) -> None:
     assert results == [[0], [0]]
     rig.plane.check_integrity()
     assert rig.plane.stats()["host_used_blocks"] == 1
+
+
+def test_integrity_is_checked_before_or_after_a_step_ends_and_never_in_between(rig: Rig) -> None:
+    """While its rows are computed, a step's pages are neither staged nor blocks."""
+    step = rig.open()
+    rig.plane.stage_out(step, ["page"], [0])
+    inside, go = threading.Event(), threading.Event()
+    rows_of = rig.plane._adoption._rows
+
+    def slow(blocks: list[object]) -> torch.Tensor:
+        inside.set()
+        assert go.wait(5)
+        return rows_of(blocks)  # type: ignore[arg-type]
+
+    rig.plane._adoption._rows = slow  # type: ignore[method-assign]
+    done: list[str] = []
+
+    def close() -> None:
+        rig.plane.close_step(step, [("page", 0, 0)])
+        done.append("closed")
+
+    def check() -> None:
+        rig.plane.check_integrity()
+        done.append("checked")
+
+    closing, checking = threading.Thread(target=close), threading.Thread(target=check)
+    closing.start()
+    assert inside.wait(5)
+    checking.start()
+    checking.join(0.05)
+    other = rig.open()  # steps go on meanwhile
+    assert done == []
+    go.set()
+    closing.join()
+    checking.join()
+    assert sorted(done) == ["checked", "closed"], "the check failed"
+    rig.close(other, [])
+
+
+def test_scores_can_be_asked_while_the_index_grows(rig: Rig) -> None:
+    """A tile is made in two steps; whoever scores in between sees it only when it is whole."""
+    rig.write(0, [0, 1])
+    index = rig.plane.scored_index("w")
+    index._tiles.append(index._new_tile())
+    blocks = TILE_BLOCKS + 3
+    scores = index.score(
+        torch.ones(LAYERS, 2, QUERY_HEADS, DIM),
+        torch.zeros(blocks, dtype=torch.int64),
+        0,
+        torch.ones(blocks, dtype=torch.bool),
+    )
+    for of_blocks in scores.values():
+        assert of_blocks.shape == (blocks,) and not of_blocks[2:].any()
 
 
 # ---- negative controls -----------------------------------------------------------------------

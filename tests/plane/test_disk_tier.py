@@ -209,13 +209,10 @@ def test_a_damaged_block_is_missing_and_never_served(rig: DiskRig, tmp_path: Pat
         file.write(bytes([byte[0] ^ 1]))
     rig.start()
     step = rig.open()
-    names = rig.promise(step, [whole_block(0), whole_block(1), whole_block(2)])
-    load = rig.plane.queue_load(step, names, [20, 21, 22])
-    assert load is not None
-    with pytest.raises(LoadFailed):
-        rig.plane.fill([load], rig.layers_done.append)
-    rig.plane.release_load(load, failed=True)
-    assert rig.plane.promise(step, [("again", whole_block(1))]) == [1], "it is to be recomputed"
+    names = rig.names(3, step)
+    view = list(zip(names, [whole_block(0), whole_block(1), whole_block(2)], strict=True))
+    assert rig.plane.promise(step, view) == [1], "it is to be recomputed"
+    assert rig.plane.queue_load(step, names, [20, 21, 22]) is None
     rig.close(step, [])
     rig.write(1, [1], at=1)
     rig.until_saved()
@@ -267,10 +264,12 @@ def test_a_folder_of_a_rank_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.parametrize("room", [True, False])
 def test_every_block_that_cannot_be_read_is_missing_after_one_attempt(
-    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
-    """Or each attempt of a step would uncover only what it happened to read first."""
+    """Or each attempt of a step would uncover only what it happened to read first. Where there is
+    no room to read it before the request is made, it is the load that fails."""
     for block in range(0, 12, 2):
         rig.write_pages(block, [block], at=block)
         rig.until_saved()
@@ -284,7 +283,13 @@ def test_every_block_that_cannot_be_read_is_missing_after_one_attempt(
     monkeypatch.setattr(rig.disk, "read", failing)
     step = rig.open()
     view = [(f"page {block}", whole_block(block)) for block in range(0, 12, 2)]
+    if room:
+        assert rig.plane.promise(step, view) == list(range(0, 12, 2))
+        rig.close(step, [])
+        return
+    filling = rig.fill_host_with_staged_pages(HOST_BLOCKS)
     assert rig.plane.promise(step, view) == []
+    rig.close(filling, [])
     load = rig.plane.queue_load(step, [name for name, _ in view], list(range(10, 16)))
     assert load is not None
     with pytest.raises(LoadFailed):
@@ -391,6 +396,56 @@ def test_a_workspace_dropped_while_it_is_written_leaves_the_disk_in_order(
     stats = rig.plane.stats()
     assert stats["disk_paused"] == stats["disk_failed_writes"] == 0
     rig.plane.check_integrity()
+
+
+def test_a_promised_view_is_on_the_host_before_its_request_is_made(
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who decodes waits with the forward pass of who loads: it may not wait for the disk."""
+    originals = rig.write_pages(0, [0, 1, 2], at=0)
+    rig.until_saved()
+    rig.restart()
+    step = rig.open()
+    names = rig.promise(step, [whole_block(0), whole_block(1), whole_block(2)])
+    assert rig.plane.stats()["lifted_blocks"] == 3
+
+    def never(*_: object) -> None:
+        raise AssertionError("the disk is read while a forward pass waits")
+
+    monkeypatch.setattr(rig.disk, "read", never)
+    rig.load(step, names, [20, 21, 22])
+    for block in range(3):
+        assert_placed(rig, 20 + block, originals[block])
+    rig.close(step, [])
+
+
+def test_a_step_that_waits_for_the_disk_keeps_no_other_from_opening(
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.write_pages(0, [0], at=0)
+    rig.until_saved()
+    rig.restart()
+    reading, go = threading.Event(), threading.Event()
+    read = rig.disk.read
+
+    def slow(workspace: str, run: tuple[int, ...], slots: tuple[int, ...]) -> None:
+        reading.set()
+        assert go.wait(10)
+        read(workspace, run, slots)
+
+    monkeypatch.setattr(rig.disk, "read", slow)
+    step = rig.open()
+    promising = threading.Thread(target=rig.promise, args=(step, [whole_block(0)]))
+    promising.start()
+    assert reading.wait(10)
+    other = rig.open()
+    assert rig.plane.granted_pages(rig.names(1, step)) == 0, "nothing is promised yet"
+    assert rig.plane.promise(other, []) == []
+    rig.close(other, [])
+    go.set()
+    promising.join()
+    assert rig.plane.granted_pages(rig.names(1, step)) == 1
+    rig.close(step, [])
 
 
 def test_near_misses_are_brought_up_ahead_of_need(rig: DiskRig) -> None:
