@@ -4,6 +4,7 @@ copying and is scored tile by tile."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -118,13 +119,16 @@ class BlockIndex:
             by signal: [blocks] float32, 0 where a block is no candidate or absent.
         """
         query = Query(queries, query_first, content_rows)
+        asked = self._asked_tiles(candidates)
+        there = torch.zeros(candidates.numel(), dtype=torch.bool)
+        for tile in asked:
+            there[tile.blocks] = True
         scores: dict[str, torch.Tensor] = {}
         for place, signal in enumerate(self._signals.signals):
-            tiles = self._scored_tiles(place, first_positions, candidates)
             scores[signal.name] = of_blocks = torch.zeros(candidates.numel())
-            if tiles:
-                scored = signal.score(query, tiles)
-                of_blocks[: scored.numel()] = scored
+            if asked:
+                tiles = [self._tile(place, tile, first_positions) for tile in asked]
+                of_blocks[there] = signal.score(query, tiles)
         return scores
 
     def score_runs(
@@ -155,27 +159,42 @@ class BlockIndex:
         )
         return parts, self._present[tile][rows]
 
-    def _scored_tiles(
-        self, signal: int, first_positions: torch.Tensor, candidates: torch.Tensor
-    ) -> list[Tile]:
-        """One signal's tiles; the last one as far as blocks are asked for."""
-        shapes = self._signals.signals[signal].parts
-        tiles: list[Tile] = []
-        for number, present in enumerate(self._present):
-            tile = self._tiles[number]  # there before its `present`, also while others write
-            begin = number * TILE_BLOCKS
-            count = min(TILE_BLOCKS, candidates.numel() - begin)
-            if count <= 0:
-                break
-            asked = slice(begin, begin + count)
+    def _asked_tiles(self, candidates: torch.Tensor) -> list[_AskedTile]:
+        """The tiles with candidates; the last one as far as blocks are asked for."""
+        present = list(self._present)  # of each a tile is there, also while others write
+        asked: list[_AskedTile] = []
+        for number, of_tile in enumerate(torch.split(candidates, TILE_BLOCKS)[: len(present)]):
+            if bool(of_tile.any()):
+                begin = number * TILE_BLOCKS
+                blocks = slice(begin, begin + of_tile.numel())
+                mask = of_tile & present[number][: of_tile.numel()]
+                asked.append(_AskedTile(number, blocks, mask))
+        return asked
+
+    def _tile(self, signal: int, asked: _AskedTile, first_positions: torch.Tensor) -> Tile:
+        """One signal's share of a tile."""
+        parts, count = self._tiles[asked.number][signal], asked.candidates.numel()
+        if count < TILE_BLOCKS:
+            shapes = self._signals.signals[signal].parts
             parts = tuple(
                 part.narrow(len(shape.before), 0, count)
-                for shape, part in zip(shapes, tile[signal], strict=True)
+                for shape, part in zip(shapes, parts, strict=True)
             )
-            tiles.append(
-                Tile(parts, candidates[asked] & present[:count], first_positions[asked])
-            )
-        return tiles
+        return Tile(parts, asked.candidates, first_positions[asked.blocks])
+
+
+@dataclass(frozen=True)
+class _AskedTile:
+    """A tile that has candidates.
+
+    Attributes:
+        blocks: numbers of its blocks.
+        candidates: [blocks] bool: those with a row.
+    """
+
+    number: int
+    blocks: slice
+    candidates: torch.Tensor
 
 
 def _stretches(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -57,12 +57,19 @@ def shortlist(
         if signal in at_first_look:
             scores = at_first_look[signal][competing]
             kept[competing[_highest(scores, at_most // one_in)]] = 1
-    wanted = np.full(-(-len(candidates) // RUN_BLOCKS), -np.inf)
-    wanted[: len(of_runs)] = of_runs[: len(wanted)]
-    left = np.flatnonzero((candidates != 0) & (kept == 0))
-    order = np.argsort(-wanted[left // RUN_BLOCKS], kind="stable")
-    kept[left[order[: at_most - np.count_nonzero(kept)]]] = 1
+    left = (candidates != 0) & (kept == 0)
+    in_order = _blocks_of_runs(of_runs, len(candidates))
+    kept[in_order[left[in_order]][: at_most - np.count_nonzero(kept)]] = 1
     return kept
+
+
+def _blocks_of_runs(of_runs: Scores, blocks: int) -> npt.NDArray[np.int64]:
+    """All block numbers: of the most wanted run first, of each the older block first."""
+    wanted = np.full(-(-blocks // RUN_BLOCKS), -np.inf)
+    wanted[: len(of_runs)] = of_runs[: len(wanted)]
+    firsts = RUN_BLOCKS * np.argsort(-wanted, kind="stable")
+    numbers = (firsts[:, None] + np.arange(RUN_BLOCKS)).ravel()
+    return numbers[numbers < blocks]
 
 
 def _highest(scores: Scores, count: int) -> npt.NDArray[np.int64]:
