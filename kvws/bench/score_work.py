@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvws.blocks.key import BLOCK_TOKENS
+from kvws.kernels.candidates import PIECE_BLOCKS
 from kvws.models.geometry import ModelGeometry
-from kvws.recall.index import TILE_BLOCKS
 from kvws.recall.profile import Profile
 from kvws.recall.signals.rotated_mean import default_rotated_layers
 
@@ -77,12 +77,12 @@ class _Work:
         at_once = max(1, _PRODUCT_VALUES // (queries + head_dim))
         return Multiplications(
             2 * len(heads) * self.query_tokens * self.blocks * keys * head_dim,
-            (queries, head_dim, min(TILE_BLOCKS * keys, at_once)),
+            (queries, head_dim, min(PIECE_BLOCKS * keys, at_once)),
         )
 
     def _of_means(self, layers: int, width: int) -> Multiplications:
         geometry, tokens = self.geometry, self.query_tokens
         return Multiplications(
             2 * layers * geometry.query_heads * tokens * self.blocks * width,
-            (geometry.gqa_group * tokens, width, TILE_BLOCKS),
+            (geometry.gqa_group * tokens, width, PIECE_BLOCKS),
         )

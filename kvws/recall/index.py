@@ -13,9 +13,9 @@ from kvws.recall.signals.content import Content
 from kvws.recall.signals.enabled import EnabledSignals
 from kvws.recall.signals.signal import Part, Query, Tile
 
-TILE_BLOCKS = 512
-"""Blocks of a tile. Scoring works on little more than a tile at a time, so its extra memory does
-not grow with the workspace."""
+TILE_BLOCKS = 2048
+"""Blocks of a tile: some 25 MB of rows, whose memory is taken as they are written. With smaller
+ones, scoring blocks that are scattered over a long session would take an eighth more time."""
 
 _Parts = list[tuple[torch.Tensor, ...]]
 """By signal: tensors, each [*before, TILE_BLOCKS, *after]."""

@@ -72,7 +72,7 @@ def test_content_multiplies_every_token_or_only_a_mean(keys: ContentKeys, of_blo
     assert work.operations == 2 * 3 * 5 * 10 * of_block * 16
 
 
-def test_products_have_the_rows_of_a_gqa_group_and_the_columns_of_a_tile() -> None:
+def test_products_have_the_rows_of_a_gqa_group_and_the_columns_of_a_piece() -> None:
     (work,) = multiplications(["mean-k"], GEOMETRY, PROFILE, blocks=10, query_tokens=5)
     assert work.shape == (3 * 5, 16, 512)
 
