@@ -7,6 +7,8 @@ import click
 from kvws.cli.eval_agent import agent
 from kvws.cli.eval_fidelity import fidelity
 from kvws.cli.eval_needles import needles
+from kvws.cli.eval_shortlist import shortlist
+from kvws.cli.eval_variants import variants
 
 
 class _DefaultsToFidelity(click.Group):
@@ -27,3 +29,5 @@ def evaluate() -> None:
 evaluate.add_command(agent)
 evaluate.add_command(fidelity)
 evaluate.add_command(needles)
+evaluate.add_command(shortlist)
+evaluate.add_command(variants)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
-from kvws.cli.eval_inputs import Budgets, Judge, judge_of, progress_bar, require_window
+from kvws.cli.eval_inputs import Budgets, Judge, judge_of, progress_bar
+from kvws.cli.eval_points import cut_sessions, model_of, sessions_of, window_of
 from kvws.errors import ConfigError
-from kvws.models import resolve_model
 from kvws.recall.recipe import AUTO, recipe_named
-from kvws.replay.loaders import load_trace
 from kvws.replay.report import require_writable, write_json
 
 if TYPE_CHECKING:
     from kvws.eval.drift import Drift
     from kvws.eval.fidelity import MakeHistory, PointResult, Settings
     from kvws.eval.points import Cut
-    from kvws.replay.trace import Trace
-
-_WINDOW_TOKENS = 6000
 
 
 @click.command()
@@ -98,16 +94,14 @@ def fidelity(
         require_writable(json_path, "--json")
     if plots_folder is not None:
         _require_folder(plots_folder)
-    sessions = _distinct([load_trace(path) for path in traces])
+    sessions = sessions_of(traces)
     for names in signals:
         recipe_named(names)
     judge = judge_of(model, profile)
-    window_tokens = window_tokens or min(_WINDOW_TOKENS, judge.reader.window_tokens)
-    require_window(judge, window_tokens)
+    window_tokens = window_of(judge, window_tokens)
 
     from kvws.eval.arms import recipes_of
     from kvws.eval.fidelity import Settings, measure
-    from kvws.eval.points import cut_trace, require_points
     from kvws.eval.report_json import as_json
 
     has_profile = judge.profile is not None
@@ -115,13 +109,7 @@ def fidelity(
     errors = Console(stderr=True)
     if not has_profile:
         errors.print(f"{judge.name} is not calibrated: measured without content heads")
-    cuts = [
-        cut_trace(trace, judge.renderer, window_tokens=window_tokens, points=points, seed=seed)
-        for trace in sessions
-    ]
-    for cut in cuts:
-        errors.print(_left_out(cut), soft_wrap=True)
-    require_points(cuts)
+    cuts = cut_sessions(sessions, judge, errors, window_tokens, points, seed)
     make_history = _history_maker(judge)
     with progress_bar(errors) as progress:
         task = progress.add_task("measuring", total=sum(cut.points for cut in cuts))
@@ -139,7 +127,7 @@ def fidelity(
             results,
             cuts,
             settings,
-            model=_model(judge),
+            model=model_of(judge),
             command=["kvws", *sys.argv[1:]],
             drift=[asdict(drift) for drift in drifts],
         )
@@ -160,44 +148,11 @@ def _require_folder(path: Path) -> None:
     require_writable(path / "all.svg", "--plots")
 
 
-def _distinct(sessions: Sequence[Trace]) -> Sequence[Trace]:
-    """Raises ConfigError when two sessions could not be told apart in the report."""
-    names = [session.name for session in sessions]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(
-            f"two sessions are called {twice}", hint="give each once, or rename a file"
-        )
-    return sessions
-
-
-def _left_out(cut: Cut) -> str:
-    reasons = ", ".join(f"{count} {why}" for why, count in cut.left_out.items())
-    tested = f"{cut.trace}: tested steps: {cut.points}"
-    return f"{tested}; left out: {reasons}" if reasons else tested
-
-
-def _model(judge: Judge) -> Mapping[str, Any]:
-    from kvws.models.profiles import model_identity
-
-    folder = resolve_model(judge.name)
-    assert isinstance(folder, Path)  # it was loaded from there
-    profile = judge.profile
-    return {
-        "name": judge.name,
-        "identity": model_identity(folder),
-        "profile": None if profile is None else asdict(profile),
-    }
-
-
 def _history_maker(judge: Judge) -> MakeHistory:
-    from kvws.eval.episodes import opening_of
+    from kvws.eval.episodes import spelling_of
     from kvws.eval.history import History
-    from kvws.recall.text.spelling import Spelling
 
-    renderer = judge.renderer
-    opening = tuple(renderer.pieces(opening_of(renderer)))
-    spelling = Spelling(renderer.decode, opening)
+    spelling = spelling_of(judge.renderer)
     return lambda tokens, key_values: History(
         judge.reader, tokens, key_values, spelling, judge.profile
     )

@@ -12,7 +12,7 @@ product would pin of a prompt's parts (system prompt, task, trajectory) competes
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -62,7 +62,11 @@ class BlockHistory(Protocol):
     def regions(self, sink_blocks: int, recent_blocks: int) -> Regions: ...
     def candidates(self, regions: Regions) -> Array: ...
     def scores(
-        self, queries: torch.Tensor, question: Sequence[int], candidates: Array
+        self,
+        queries: torch.Tensor,
+        question: Sequence[int],
+        candidates: Array,
+        begins_at: int | None = None,
     ) -> dict[SignalName, Array]: ...
     def choose(
         self,
@@ -71,6 +75,7 @@ class BlockHistory(Protocol):
         scores: dict[SignalName, Array],
         regions: Regions,
         budget_blocks: int,
+        in_view: Set[int] = frozenset(),
     ) -> list[Chosen]: ...
     def key_values_of(self, view: Sequence[int]) -> KeyValues: ...
 
@@ -180,12 +185,13 @@ def arms_at(
     for name, recipe in recipes.items():
         begin = time.perf_counter()
         chosen = history.choose(recipe, inquiry.question, scores, regions, budget_blocks)
-        context = _planned(chosen, regions, budget_blocks)
+        context = planned(chosen, regions, budget_blocks)
         asked_ranks_ms = score_ms if recipe.rank_signals else 0.0
         arms[name] = Arm((context,), asked_ranks_ms + _ms_since(begin))
     lexical = arms.get(SignalName.LEXICAL)
     if lexical is not None:
-        arms[TEXT] = Arm((_as_text(lexical.contexts[0], history),), lexical.choose_ms)
+        text = text_of(lexical.contexts[0].blocks, history)
+        arms[TEXT] = Arm((Context(text=text),), lexical.choose_ms)
     if inquiry.summary:
         arms[SUMMARY] = Arm((_summary(inquiry, budget_blocks),))
     return arms
@@ -197,7 +203,7 @@ def view_by(recipe: Recipe, inquiry: Inquiry, budget_blocks: int) -> tuple[int, 
     regions = history.regions(SINK_BLOCKS, recent_blocks_of(budget_blocks))
     scores = history.scores(inquiry.queries, inquiry.question, history.candidates(regions))
     chosen = history.choose(recipe, inquiry.question, scores, regions, budget_blocks)
-    return _planned(chosen, regions, budget_blocks).blocks
+    return planned(chosen, regions, budget_blocks).blocks
 
 
 def rankings(inquiry: Inquiry, recipes: Mapping[str, Recipe], depth: int) -> dict[str, list[int]]:
@@ -226,10 +232,11 @@ def competing_blocks(history: BlockHistory) -> Array:
 
 def _view(order: Array, regions: Regions, budget_blocks: int) -> Context:
     chosen = [Chosen(int(block), Reason.SCORE, 0.0, {}, None) for block in order]
-    return _planned(chosen, regions, budget_blocks)
+    return planned(chosen, regions, budget_blocks)
 
 
-def _planned(chosen: Sequence[Chosen], regions: Regions, budget_blocks: int) -> Context:
+def planned(chosen: Sequence[Chosen], regions: Regions, budget_blocks: int) -> Context:
+    """The view of the blocks that deserve a place."""
     plan = plan_view(
         current=(),
         regions=regions,
@@ -240,14 +247,12 @@ def _planned(chosen: Sequence[Chosen], regions: Regions, budget_blocks: int) -> 
     return Context(plan.view)
 
 
-def _as_text(view: Context, history: BlockHistory) -> Context:
-    tokens = history.tokens
-    return Context(
-        text=tuple(
-            token
-            for block in view.blocks
-            for token in tokens[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
-        )
+def text_of(blocks: Sequence[int], history: BlockHistory) -> tuple[int, ...]:
+    """The tokens of blocks, in the order given."""
+    return tuple(
+        token
+        for block in blocks
+        for token in history.tokens[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
     )
 
 

@@ -192,13 +192,14 @@ def _measure_point(
         mass=mass_of_blocks(full.mass),
         summary=point.summary,
     )
-    behind = _Asking(reader, inquiry, asked, reader.log_probabilities(full.hidden))
+    said = reader.log_probabilities(full.hidden)
+    judge = PointJudge(reader, inquiry.history, asked, point.question_tokens, said)
     outcomes: dict[int, dict[str, Outcome]] = {}
     for percent in settings.budgets:
         budget_blocks = blocks_of_budget(point.history // BLOCK_TOKENS, percent)
         seed = f"{settings.seed} {episode.name(point)}"
         arms = arms_at(inquiry, budget_blocks, settings.recipes, seed)
-        outcomes[percent] = {name: behind.outcome(arm) for name, arm in arms.items()}
+        outcomes[percent] = {name: judge.outcome(arm) for name, arm in arms.items()}
     return PointResult(
         name=episode.name(point),
         trace=episode.trace,
@@ -229,22 +230,31 @@ def mass_captured(
     }
 
 
-class _Asking:
+class PointJudge:
     """Asks one question behind contexts; behind equal ones only once."""
 
     def __init__(
-        self, reader: Reads, inquiry: Inquiry, asked: Sequence[int], full: torch.Tensor
+        self,
+        reader: Reads,
+        history: BlockHistory,
+        asked: Sequence[int],
+        question_tokens: int,
+        full: torch.Tensor,
     ) -> None:
-        """`asked`: question and recorded turn. `full`: their log-probabilities."""
+        """
+        Args:
+            asked: question and recorded turn.
+            full: log-probabilities of them behind the full context, as in `judge`.
+        """
         self._reader = reader
-        self._history = inquiry.history
+        self._history = history
         self._asked = asked
-        self._question_tokens = len(inquiry.question)
+        self._question_tokens = question_tokens
         self._full = full
         self._known: dict[Context, tuple[Judgement, float]] = {}
 
     def outcome(self, arm: Arm) -> Outcome:
-        judged = [self._judged(context) for context in arm.contexts]
+        judged = [self.judged(context) for context in arm.contexts]
         first = arm.contexts[0]
         return Outcome(
             judgement=_mean([judgement for judgement, _ in judged]),
@@ -254,7 +264,8 @@ class _Asking:
             read_ms=float(np.mean([read_ms for _, read_ms in judged])),
         )
 
-    def _judged(self, context: Context) -> tuple[Judgement, float]:
+    def judged(self, context: Context) -> tuple[Judgement, float]:
+        """What it does to question and turn, and the ms that reading them behind it took."""
         if context not in self._known:
             begin = time.perf_counter()
             read = [*context.text, *self._asked[:-1]]

@@ -70,7 +70,7 @@ def choose(
 
     for hit in anchors:
         take(hit, Reason.ANCHOR)
-        for block in neighbours(hit):
+        for block in neighbours(hit) if recipe.anchor_neighbours else ():
             take(block, Reason.NEIGHBOUR)
     for block in map(int, ranking.blocks):
         if len(taken) >= most:

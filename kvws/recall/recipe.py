@@ -40,10 +40,13 @@ class Recipe:
         question_weights: instead of `weights`, for a short question that asks something; of
             signals that `weights` names as well, and so are the next.
         anchor_weights: the blocks that these put first are *anchors* of a short question: chosen
-            ahead of the fused order, each with the blocks behind and before it. None without.
+            ahead of the fused order. None without.
         anchor_share: so large a part of the places is the anchors' own; at least LEAST_ANCHORS.
+        anchor_neighbours: an anchor brings the blocks behind and before it.
         short_words: a question of at most so many tokens of its own is short. A longer one is no
             question but an observation, and says itself what the answer needs.
+        told_words: what is at most so long has anchors though it asks nothing. It is most often
+            the result of a tool, and the answer to that copies the form of an earlier turn.
         newest_copies: a block that newer ones repeat gives its place to them.
         stay_bonus: a score counts for so much more of a block that is in the view already.
     """
@@ -53,7 +56,9 @@ class Recipe:
     question_weights: Weights = field(default_factory=dict[SignalName, float])
     anchor_weights: Weights = field(default_factory=dict[SignalName, float])
     anchor_share: float = 0.0
+    anchor_neighbours: bool = True
     short_words: int = 0
+    told_words: int = 0
     newest_copies: bool = False
     stay_bonus: float = 0.0
 
@@ -79,7 +84,8 @@ class Recipe:
 
     def anchors(self, places: int, question: Question) -> int:
         """Anchors of a question, in a view with so many places for blocks that compete."""
-        if not self.anchor_weights or not 0 < question.own_words <= self.short_words:
+        longest = self.short_words if question.asks else self.told_words
+        if not self.anchor_weights or not 0 < question.own_words <= longest:
             return 0
         wanted = max(LEAST_ANCHORS, int(self.anchor_share * places))
         return min(wanted, max(1, places // 3))  # each comes with two neighbours
@@ -126,7 +132,7 @@ FUSED = Recipe(
         SignalName.CONTENT: 2.0,
         SignalName.LEXICAL: 2.0,
         SignalName.ROTATED_MEAN: 1.0,
-        SignalName.SUCCESSION: 0.75,
+        SignalName.SUCCESSION: 1.5,
     },
     anchor_weights={SignalName.CONTENT: 1.0, SignalName.LEXICAL: 1.0},
     anchor_share=1 / 6,

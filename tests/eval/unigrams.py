@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,11 @@ class WordHistory:
         return np.frombuffer(regions.competes(self.blocks), dtype=np.uint8)
 
     def scores(
-        self, queries: torch.Tensor, question: Sequence[int], candidates: npt.NDArray[np.uint8]
+        self,
+        queries: torch.Tensor,
+        question: Sequence[int],
+        candidates: npt.NDArray[np.uint8],
+        begins_at: int | None = None,
     ) -> dict[SignalName, npt.NDArray[np.float32]]:
         return {}
 
@@ -74,6 +78,7 @@ class WordHistory:
         scores: dict[SignalName, npt.NDArray[np.float32]],
         regions: Regions,
         budget_blocks: int,
+        in_view: Set[int] = frozenset(),
     ) -> list[Chosen]:
         def hits(block: int) -> int:
             own = self.tokens[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]

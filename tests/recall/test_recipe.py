@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -93,9 +95,16 @@ def test_a_recipe_without_weights_for_questions_treats_them_as_anything_else() -
 
 
 def test_a_short_question_has_the_more_anchors_the_more_places_and_two_where_they_fit() -> None:
-    for question in (ASKED, TOLD):
-        found = [RECIPE.anchors(places, question) for places in (0, 1, 47, 48, 160)]
-        assert found == [1, 1, 2, 3, 10]
+    found = [RECIPE.anchors(places, ASKED) for places in (0, 1, 47, 48, 160)]
+    assert found == [1, 1, 2, 3, 10]
+
+
+def test_what_asks_nothing_has_anchors_only_as_far_as_the_recipe_gives_it_some() -> None:
+    assert RECIPE.anchors(160, TOLD) == 0
+    for_told = replace(RECIPE, told_words=10)
+    assert for_told.anchors(160, TOLD) == RECIPE.anchors(160, ASKED)
+    assert for_told.anchors(160, Question(11, asks=False)) == 0
+    assert FUSED.told_words == 0
 
 
 def test_an_observation_longer_than_a_question_has_no_anchors() -> None:
@@ -146,7 +155,7 @@ def test_the_default_without_content_still_finds_anchors_by_words() -> None:
     rest = FUSED.without([CONTENT])
     for weights in (rest.weights, rest.question_weights, rest.anchor_weights):
         assert CONTENT not in weights and LEXICAL in weights
-    assert rest.anchors(60, TOLD) == FUSED.anchors(60, TOLD) > 2
+    assert rest.anchors(60, ASKED) == FUSED.anchors(60, ASKED) > 2
     assert rest.newest_copies == FUSED.newest_copies
 
 
