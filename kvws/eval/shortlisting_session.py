@@ -55,10 +55,12 @@ class Source:
 
 @dataclass(frozen=True)
 class LongSession:
-    """Attributes:
-    tokens: with what is planted in them, whole blocks.
-    sources: by their first tokens.
-    questions: about facts, then turns by their places.
+    """What is read, and what is asked of it.
+
+    Attributes:
+        tokens: with what is planted in them, whole blocks.
+        sources: by their first tokens.
+        questions: about facts, then turns by their places.
     """
 
     tokens: tuple[int, ...]

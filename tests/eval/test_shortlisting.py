@@ -208,6 +208,7 @@ def test_a_shortlist_of_half_loses_something(compared: list[Compared]) -> None:
     assert all(half.candidates == each.candidates // 2 for each, half in halves)
     assert all(0 < half.score_kept <= 1 and 0 < half.blocks_kept <= 1 for _, half in halves)
     assert sum(half.score_kept for _, half in halves) < len(halves)
+    assert sum(half.blocks_kept for _, half in halves) < len(halves)
     assert all(half.look_ms > 0 and each.exact_ms > 0 for each, half in halves)
 
 
