@@ -167,7 +167,7 @@ def _of_questions(default: Recipe) -> list[Variant]:
     changed = {
         "no anchors": replace(default, anchor_weights={}),
         "anchors without neighbours": replace(default, anchor_neighbours=False),
-        "anchors for short results too": replace(default, told_words=default.short_words),
+        "anchors only for what asks": replace(default, told_words=0),
         "anchors for all results too": replace(default, told_words=_ANY_LENGTH),
         "no weights for questions": replace(default, question_weights={}),
         "succession ×0.5 in questions": replace(

@@ -45,8 +45,8 @@ class Recipe:
         anchor_neighbours: an anchor brings the blocks behind and before it.
         short_words: a question of at most so many tokens of its own is short. A longer one is no
             question but an observation, and says itself what the answer needs.
-        told_words: what is at most so long has anchors though it asks nothing. It is most often
-            the result of a tool, and the answer to that copies the form of an earlier turn.
+        told_words: what is at most so long has anchors though it asks nothing: a short order, or
+            a short result of a tool.
         newest_copies: a block that newer ones repeat gives its place to them.
         stay_bonus: a score counts for so much more of a block that is in the view already.
     """
@@ -137,6 +137,7 @@ FUSED = Recipe(
     anchor_weights={SignalName.CONTENT: 1.0, SignalName.LEXICAL: 1.0},
     anchor_share=1 / 6,
     short_words=64,
+    told_words=64,
     newest_copies=True,
     stay_bonus=0.1,
 )

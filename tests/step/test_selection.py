@@ -13,12 +13,9 @@ from kvws.recall.text.spelling import Spelling
 from tests.step.session import LIMITS, Reply, Session, in_loop
 
 LEXICAL, ROTATED_MEAN = SignalName.LEXICAL, SignalName.ROTATED_MEAN
-DEFAULT = FUSED.without([SignalName.CONTENT])
-RECIPE = replace(DEFAULT, told_words=FUSED.short_words)
-"""Words have no question mark here: it takes what is short for a question without one."""
-
-TO_OBSERVATIONS = DEFAULT
-"""The same, for which what is asked here is no question but an observation."""
+RECIPE = FUSED.without([SignalName.CONTENT])
+TO_OBSERVATIONS = replace(RECIPE, told_words=8)
+"""The same, for which what is asked here is nothing short but an observation."""
 
 ASKED = 3
 """The topic of the question. The block that has its rare words is one of eight about another."""
