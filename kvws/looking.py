@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from kvws.choosing import first_look, read_new_blocks
 from kvws.engine.protocol import Engine
 from kvws.recall.fusion import Scores
 from kvws.recall.recipe import SignalName
+from kvws.recall.regions import Regions
 from kvws.recall.selector import Asked
 from kvws.recall.shortlist import shortlist
 from kvws.session.workspace import Workspace
+
+
+def competing(
+    regions: Regions,
+    line: tuple[int, ...],
+    question: Sequence[int],
+    workspace: Workspace,
+    thread: str,
+) -> npt.NDArray[np.uint8]:
+    """[blocks of the workspace] 1 where one competes for a thread's view.
+
+    A question that is asked anew is answered anew: what was answered before does not compete.
+
+    Args:
+        line: the thread's blocks.
+        question: tokens behind them that are no blocks yet.
+    """
+    recallable = np.frombuffer(workspace.recallable(thread, line), dtype=np.uint8)
+    candidates = recallable & np.frombuffer(regions.competes(len(recallable)), dtype=np.uint8)
+    candidates[workspace.other_answers(line, question)] = 0
+    return candidates
 
 
 @dataclass(frozen=True)

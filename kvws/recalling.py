@@ -8,15 +8,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.choosing import choose
 from kvws.engine.protocol import Chunk, Engine
 from kvws.errors import SelfCheckFailed
 from kvws.limits import Limits
-from kvws.looking import Look
+from kvws.looking import Look, competing
 from kvws.observe.step_report import StepReport
 from kvws.prefill import EngineStep
 from kvws.recall.plan import plan_view
@@ -144,7 +141,7 @@ async def recall(
                 question=question.tokens,
                 own=workspace.selector.content_rows(question.tokens, again),
                 regions=regions,
-                candidates=_candidates(regions, line, question.tokens, workspace, thread),
+                candidates=competing(regions, line, question.tokens, workspace, thread.name),
                 in_view=frozenset(held),
                 budget_blocks=limits.budget_blocks,
                 again=again,
@@ -181,6 +178,7 @@ async def recall(
                 room_blocks=question.room_blocks,
             )
         report.recalled, report.unchanged = True, plan.unchanged
+        report.scored_blocks = int(looked.asked.candidates.sum())
         report.decisions = plan.decisions
         report.signals = tuple(signal.value for signal in choice.signals)
         report.shrunk = {part.value: blocks for part, blocks in regions.shrunk.items()}
@@ -218,21 +216,6 @@ def _task_again(
     places = blocks_of(task, len(line))
     again = min(len(places), _TASK_BLOCKS, max(0, free_blocks))
     return workspace.tokens_of([line[place] for place in places[len(places) - again :]])
-
-
-def _candidates(
-    regions: Regions,
-    line: tuple[int, ...],
-    question: Sequence[int],
-    workspace: Workspace,
-    thread: Thread,
-) -> npt.NDArray[np.uint8]:
-    """One number per block of the workspace: 1 where it competes for the thread's view. A question
-    that is asked anew is answered anew: what was answered before does not compete."""
-    recallable = np.frombuffer(workspace.recallable(thread.name, line), dtype=np.uint8)
-    candidates = recallable & np.frombuffer(regions.competes(len(recallable)), dtype=np.uint8)
-    candidates[workspace.other_answers(line, question)] = 0
-    return candidates
 
 
 async def _resume(first: Chunk, rest: Answer) -> Answer:

@@ -13,14 +13,11 @@ from functools import cache
 
 import torch
 
-from kvws.kernels.candidates import pieces, stretches, together
 from kvws.kernels.token_scores.formats import INT4_ZERO, TokenFormat
+from kvws.kernels.token_scores.gathered import Gathered
 
 PRODUCTS_BYTES = 2 << 20
 """Products held at a time: small enough to stay in cache until they are reduced."""
-
-COPIES_BYTES = 64 << 20
-"""Keys of scattered candidates, of all KV heads, copied once rather than at every reading."""
 
 HEAD_DIM_MAX = 512
 """Sums of more products of a code and 16 bits could pass 32 bits."""
@@ -58,8 +55,8 @@ class LargestLogits:
         """
         assert format != "means", "means are no integers"
         self._format: TokenFormat = format
-        self._tiles, self._pieces = together(tiles, pieces(candidates), 1, COPIES_BYTES)
-        self.count = sum(piece.count for piece in self._pieces)
+        self._gathered = Gathered(tiles, candidates)
+        self.count = self._gathered.count
 
     @torch.no_grad()
     def write(self, rows: torch.Tensor, kv_head: int, out: torch.Tensor) -> None:
@@ -70,10 +67,9 @@ class LargestLogits:
         Args:
             rows: [rows, head_dim].
         """
-        tiles = [tuple(part[kv_head] for part in parts) for parts in self._tiles]
         halves, steps = _in_halves(rows)
         begin, count = 0, len(rows)
-        for scales, codes in stretches(tiles, self._pieces, 0):
+        for scales, codes in self._gathered.of_head(kv_head):
             keys = codes.shape[1]
             size = max(1, PRODUCTS_BYTES // (8 * keys * count))
             for some, factors in zip(

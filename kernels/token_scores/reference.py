@@ -6,14 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from kvws.kernels.candidates import pieces, stretches, together
 from kvws.kernels.token_scores.formats import TokenFormat, decode
+from kvws.kernels.token_scores.gathered import Gathered
 
 TOKEN_LOGITS_BYTES = 2 << 20
 """Logits of tokens held at a time: small enough to stay in cache until they are reduced."""
-
-COPIES_BYTES = 64 << 20
-"""Keys of scattered candidates, of all KV heads, copied once rather than at every reading."""
 
 
 class LargestLogits:
@@ -35,8 +32,8 @@ class LargestLogits:
             candidates: each [tile_blocks] bool.
         """
         self._format: TokenFormat = format
-        self._tiles, self._pieces = together(tiles, pieces(candidates), 1, COPIES_BYTES)
-        self.count = sum(piece.count for piece in self._pieces)
+        self._gathered = Gathered(tiles, candidates)
+        self.count = self._gathered.count
 
     @torch.no_grad()
     def write(self, rows: torch.Tensor, kv_head: int, out: torch.Tensor) -> None:
@@ -47,10 +44,9 @@ class LargestLogits:
         Args:
             rows: [rows, head_dim].
         """
-        tiles = [tuple(part[kv_head] for part in parts) for parts in self._tiles]
         columns = rows.t().contiguous()
         begin = 0
-        for parts in stretches(tiles, self._pieces, 0):
+        for parts in self._gathered.of_head(kv_head):
             keys_of_block = parts[0].shape[1]
             step = max(1, TOKEN_LOGITS_BYTES // (4 * keys_of_block * len(rows)))
             for start in range(0, len(parts[0]), step):

@@ -35,6 +35,7 @@ from kvws.http.json_body import decode_json
 from kvws.http.reading_memory import ReadingMemory
 from kvws.http.sse import frame
 from kvws.limits import Limits
+from kvws.looking import competing
 from kvws.recall.plan import plan_view
 from kvws.recall.recipe import FUSED
 from kvws.recall.regions import Regions
@@ -245,12 +246,11 @@ class _Session:
                 recent_blocks=self._limits.recent_blocks,
                 budget_blocks=budget_blocks,
             )
-            mask = np.frombuffer(self._workspace.recallable("main", line), dtype=np.uint8).copy()
-            mask[list(regions.fixed)] = 0
             held = frozenset(self._thread.view)
             question = aligned.pending[-self._limits.query_tokens :]  # the rest is ingested ahead
             own = selector.content_rows(question)
-            asked = Asked(line, question, own, regions, mask, held, budget_blocks)
+            candidates = competing(regions, line, question, self._workspace, "main")
+            asked = Asked(line, question, own, regions, candidates, held, budget_blocks)
             known = await first_look(self._workspace, asked)
             choice = await choose(self._workspace, asked, {**known, **by_rank_signal})
             plan_view(

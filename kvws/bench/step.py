@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
 from rich.table import Table
 
 from kvws.bench.scale_memory import PeakMemory, megabytes
@@ -26,7 +25,7 @@ from kvws.bench.store import StageIn
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.choosing import choose, read_new_blocks
 from kvws.engine.protocol import Engine
-from kvws.looking import Look, Looked
+from kvws.looking import Look, Looked, competing
 from kvws.recall.plan import plan_view
 from kvws.recall.regions import Regions
 from kvws.recall.selector import Asked
@@ -182,15 +181,12 @@ class DataPath:
             recent_blocks=limits.recent_blocks,
             budget_blocks=limits.budget_blocks,
         )
-        recallable = np.frombuffer(workspace.recallable(thread.name, line), dtype=np.uint8)
-        candidates = recallable & np.frombuffer(regions.competes(len(recallable)), dtype=np.uint8)
-        candidates[workspace.other_answers(line, question)] = 0
         return Asked(
             line=line,
             question=question,
             own=workspace.selector.content_rows(question),
             regions=regions,
-            candidates=candidates,
+            candidates=competing(regions, line, question, workspace, thread.name),
             in_view=frozenset(thread.view),
             budget_blocks=limits.budget_blocks,
         )

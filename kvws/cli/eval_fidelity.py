@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from kvws.cli.eval_inputs import Budgets, Judge, judge_of, progress_bar
-from kvws.cli.eval_points import cut_sessions, model_of, sessions_of, window_of
+from kvws.cli.eval_inputs import (
+    Judge,
+    budgets_option,
+    input_options,
+    judge_of,
+    progress_bar,
+    report_options,
+    signals_option,
+)
+from kvws.cli.eval_points import cut_sessions, model_of, point_options, sessions_of, window_of
 from kvws.errors import ConfigError
 from kvws.recall.recipe import AUTO, recipe_named
 from kvws.replay.report import require_writable, write_json
@@ -25,41 +33,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument(
-    "traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
-@click.option("--model", help="Alias smollm2, or Hugging Face folder.")
-@click.option("--profile", help="File of the model's retrieval profile, or auto.")
-@click.option(
-    "--budgets",
-    type=Budgets(),
-    default="12,25,50",
-    show_default=True,
-    help="Sizes of the views, in percent of the history.",
-)
-@click.option(
-    "--signals",
-    multiple=True,
-    help="Measure these too: names with commas between them. May be given again.",
-)
-@click.option(
-    "--points",
-    type=click.IntRange(min=1),
-    default=6,
-    show_default=True,
-    help="Most steps of each trace.",
-)
-@click.option(
-    "--window",
-    "window_tokens",
-    type=click.IntRange(min=1536),
-    help="Longest stretch of a session that is read at once, in tokens; 6000 by default, or what "
-    "the model can read.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn.")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="Write the report there."
-)
+@input_options
+@budgets_option("12,25,50")
+@signals_option
+@point_options(6)
+@report_options
 @click.option(
     "--plots",
     "plots_folder",

@@ -44,24 +44,32 @@ class Budgets(click.ParamType[tuple[int, ...]]):
         return percents
 
 
-_OPTIONS = (
+def options(*each: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Options as one decorator; `--help` lists them in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(each):
+            command = option(command)
+        return command
+
+    return add
+
+
+input_options = options(
     click.argument(
         "traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(path_type=Path)
     ),
     click.option("--model", help="Alias smollm2, or Hugging Face folder."),
     click.option("--profile", help="File of the model's retrieval profile, or auto."),
-    click.option(
-        "--budgets",
-        type=Budgets(),
-        default="12,25",
-        show_default=True,
-        help="Sizes of the views, in percent of the history.",
-    ),
-    click.option(
-        "--signals",
-        multiple=True,
-        help="Measure these too: names with commas between them. May be given again.",
-    ),
+)
+
+signals_option = click.option(
+    "--signals",
+    multiple=True,
+    help="Measure these too: names with commas between them. May be given again.",
+)
+
+report_options = options(
     click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn."),
     click.option(
         "--json", "json_path", type=click.Path(path_type=Path), help="Write the report there."
@@ -69,11 +77,19 @@ _OPTIONS = (
 )
 
 
-def eval_options(command: Command) -> Command:
-    """Add what every measurement takes."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def budgets_option(default: str) -> Callable[[Command], Command]:
+    """`--budgets`, with other sizes by default."""
+    return click.option(
+        "--budgets",
+        type=Budgets(),
+        default=default,
+        show_default=True,
+        help="Sizes of the views, in percent of the history.",
+    )
+
+
+eval_options = options(input_options, budgets_option("12,25"), signals_option, report_options)
+"""What most measurements take."""
 
 
 @dataclass(frozen=True)

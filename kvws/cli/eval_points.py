@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 
-from kvws.cli.eval_inputs import Judge, require_window
+from kvws.cli.eval_inputs import Command, Judge, options, require_window
 from kvws.errors import ConfigError
 from kvws.models import resolve_model
 from kvws.replay.loaders import load_trace
@@ -19,6 +20,26 @@ if TYPE_CHECKING:
     from kvws.replay.trace import Trace
 
 _WINDOW_TOKENS = 6000
+
+
+def point_options(points: int) -> Callable[[Command], Command]:
+    """What chooses the steps; `points`: of each trace by default."""
+    return options(
+        click.option(
+            "--points",
+            type=click.IntRange(min=1),
+            default=points,
+            show_default=True,
+            help="Most steps of each trace.",
+        ),
+        click.option(
+            "--window",
+            "window_tokens",
+            type=click.IntRange(min=1536),
+            help="Longest stretch of a session that is read at once, in tokens; 6000 by default, "
+            "or what the model can read.",
+        ),
+    )
 
 
 def sessions_of(paths: Sequence[Path]) -> list[Trace]:

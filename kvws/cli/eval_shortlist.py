@@ -8,18 +8,22 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from kvws.cli.eval_inputs import Budgets, judge_of, progress_bar, require_window, write_report
+from kvws.cli.eval_inputs import (
+    Budgets,
+    input_options,
+    judge_of,
+    progress_bar,
+    report_options,
+    require_window,
+    write_report,
+)
 from kvws.cli.eval_points import model_of, sessions_of
 from kvws.errors import ProfileError
 from kvws.replay.report import require_writable
 
 
 @click.command()
-@click.argument(
-    "traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
-@click.option("--model", help="Alias smollm2, or Hugging Face folder.")
-@click.option("--profile", help="File of the model's retrieval profile, or auto.")
+@input_options
 @click.option(
     "--tokens",
     type=click.IntRange(min=8192),
@@ -48,10 +52,7 @@ from kvws.replay.report import require_writable
     show_default=True,
     help="Sizes of the shortlists, in percent of the blocks that compete.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn.")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="Write the report there."
-)
+@report_options
 def shortlist(
     traces: tuple[Path, ...],
     model: str | None,

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from kvws.cli.eval_inputs import Budgets, Judge, judge_of, progress_bar, write_report
-from kvws.cli.eval_points import cut_sessions, model_of, sessions_of, window_of
+from kvws.cli.eval_inputs import (
+    Judge,
+    budgets_option,
+    input_options,
+    judge_of,
+    progress_bar,
+    report_options,
+    write_report,
+)
+from kvws.cli.eval_points import cut_sessions, model_of, point_options, sessions_of, window_of
 from kvws.recall.recipe import FUSED, SignalName
 from kvws.replay.report import require_writable
 
@@ -24,18 +32,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument(
-    "traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
-@click.option("--model", help="Alias smollm2, or Hugging Face folder.")
-@click.option("--profile", help="File of the model's retrieval profile, or auto.")
-@click.option(
-    "--budgets",
-    type=Budgets(),
-    default="12,25",
-    show_default=True,
-    help="Sizes of the views, in percent of the history.",
-)
+@input_options
+@budgets_option("12,25")
 @click.option(
     "--only",
     "names",
@@ -43,24 +41,8 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Measure this variant, or those of this topic, and the default. May be given again.",
 )
-@click.option(
-    "--points",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Most steps of each trace.",
-)
-@click.option(
-    "--window",
-    "window_tokens",
-    type=click.IntRange(min=1536),
-    help="Longest stretch of a session that is read at once, in tokens; 6000 by default, or what "
-    "the model can read.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn.")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="Write the report there."
-)
+@point_options(3)
+@report_options
 def variants(
     traces: tuple[Path, ...],
     model: str | None,

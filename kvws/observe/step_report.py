@@ -54,6 +54,8 @@ class StepReport:
         view_blocks: blocks of the execution view.
         recalled: whether a selection took place (otherwise everything fitted).
         unchanged: the selection left the view as it was.
+        scored_blocks: blocks whose keys were looked at closely, of recall steps; of a long session
+            those of a shortlist.
         passes: engine requests made.
         retries: times the step began anew after a lost block or a poisoned view.
         repaired_blocks: lost blocks whose tokens were prefilled again.
@@ -77,6 +79,7 @@ class StepReport:
     view_blocks: int = 0
     recalled: bool = False
     unchanged: bool = False
+    scored_blocks: int = 0
     passes: int = 0
     retries: int = 0
     repaired_blocks: int = 0

@@ -58,6 +58,7 @@ class Explanation:
         budget_blocks: size of a freshly selected view.
         places: that its regions left to blocks that competed.
         columns: signals of the recipe, in its order.
+        scored_blocks: blocks whose keys were looked at closely.
         spoke: those of them that had anything to say.
         silent: why each other signal that was asked for had not.
         blocks: of the view, in its order, then those that were dropped.
@@ -69,6 +70,7 @@ class Explanation:
     budget_blocks: int
     places: int
     columns: tuple[SignalName, ...]
+    scored_blocks: int
     spoke: tuple[str, ...]
     silent: Mapping[SignalName, str]
     blocks: tuple[ExplainedBlock, ...]
@@ -104,6 +106,7 @@ def explain(
         budget_blocks=limits.budget_blocks,
         places=max(0, limits.budget_blocks - of_regions),
         columns=tuple(recipe.weights),
+        scored_blocks=report.scored_blocks,
         spoke=report.signals,
         silent={
             signal: _why_silent(signal, recipe, spelling)
@@ -171,7 +174,7 @@ def print_explanation(console: Console, found: Explanation) -> None:
     console.print(
         f"{found.budget_blocks} blocks ({found.budget_blocks * BLOCK_TOKENS:,} tokens), "
         f"{found.places} of them for blocks that compete; chosen by "
-        f"{', '.join(found.spoke) or 'age alone'}",
+        f"{', '.join(found.spoke) or 'age alone'}; keys of {found.scored_blocks:,} blocks scored",
         highlight=False,
     )
     for signal, why in found.silent.items():

@@ -44,6 +44,7 @@ SAID = "The tests are in tests/.\n\x1b[31mRun them with [bold]make[/bold] check.
 REPORT = StepReport(
     "main",
     recalled=True,
+    scored_blocks=1234,
     decisions=(
         Decision(0, Action.KEEP, Reason.SINK),
         Decision(1, Action.LOAD, Reason.SCORE, 0.2345, LEXICAL, {LEXICAL: 0, RECENCY: 11}),
@@ -117,7 +118,8 @@ def test_above_it_stand_question_budget_places_and_what_spoke() -> None:
     assert title.startswith("step 7: ") and "Where are the tests?" in title
     assert "<|im" not in title, "its own words"
     assert "8 blocks (256 tokens), 6 of them for blocks that compete" in budget
-    assert budget.endswith("chosen by lexical, recency")
+    assert "chosen by lexical, recency" in budget
+    assert budget.endswith("keys of 1,234 blocks scored")
 
 
 def test_of_the_message_before_nothing_is_shown_as_the_question() -> None:
