@@ -36,6 +36,8 @@ class Settings:
         scored: most tokens of a session whose blocks are looked at closely in a step; of longer
             ones they are shortlisted first.
         host_gb: GiB of the host tier, or "auto": half of the free memory.
+        index_gb: GiB of a GPU's memory for index rows that are scored there; 0 scores on the CPU;
+            "auto": a fourth of what the engine leaves free, at most 4.
         host_format: how blocks lie there: exact, int8, fp8 or int4.
         disk_dir: folder of the disk tier; "" keeps workspaces in memory only.
         disk_gb: GiB of the disk tier, or "auto": what it holds and 80 % of what is free.
@@ -60,6 +62,7 @@ class Settings:
     probe: int = 512
     scored: int = 1_000_000
     host_gb: str = "auto"
+    index_gb: str = "auto"
     host_format: str = "exact"
     disk_dir: str = ""
     disk_gb: str = "auto"
@@ -82,6 +85,17 @@ class Settings:
             ConfigError: it is no positive size.
         """
         return parse_gibibytes("host_gb", self.host_gb)
+
+    @property
+    def index_bytes(self) -> int | None:
+        """Memory of a GPU for index rows, 0 for none; None for the default.
+
+        Raises:
+            ConfigError: it is no size.
+        """
+        if self.index_gb.strip() in ("0", "0.0"):
+            return 0
+        return parse_gibibytes("index_gb", self.index_gb)
 
     @property
     def store_directory(self) -> Path | None:

@@ -161,6 +161,8 @@ class Endpoint:
             f"view: {settings.budget:,} tokens and {settings.reserve:,} beside it; "
             f"host tier: {running.host_bytes / 2**30:.1f} GiB, {settings.host_format}"
         )
+        if running.scoring:
+            console.print(f"blocks are scored {running.scoring}")
         if running.store is not None:
             console.print(f"disk tier: {running.store.root} ({running.disk})")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -60,7 +61,8 @@ class Look:
 
     Attributes:
         query_first: position of the first token that the probe asks with, in the thread's line.
-        closely_at_most: blocks whose keys are scored one by one.
+        closely_at_most: blocks whose keys are scored one by one, if the engine has room for as
+            many.
     """
 
     engine: Engine
@@ -97,10 +99,11 @@ class Look:
         """Fewer candidates, where they are too many. Without content heads nothing tells runs of
         blocks apart: then all are scored."""
         asked = self.asked
-        if int(asked.candidates.sum()) <= self.closely_at_most:
+        at_most = min(self.closely_at_most, self.engine.scored_at_once_blocks or sys.maxsize)
+        if int(asked.candidates.sum()) <= at_most:
             return asked
         runs = await self.engine.score_runs(rid, self.workspace.name, asked.own.tobytes())
         if runs is None:
             return asked
-        few = shortlist(asked.candidates, known, runs, self.closely_at_most)
+        few = shortlist(asked.candidates, known, runs, at_most)
         return replace(asked, candidates=few)

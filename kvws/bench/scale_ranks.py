@@ -32,6 +32,11 @@ class IndexAlone:
         self._index = index
         self._queries = queries
 
+    @property
+    def scored_at_once_blocks(self) -> int | None:
+        """As `Engine.scored_at_once_blocks`: any number."""
+        return None
+
     async def score_runs(
         self, rid: str, workspace: str, content_rows: bytes = b""
     ) -> npt.NDArray[np.float32] | None:

@@ -107,6 +107,8 @@ def replay(
     with _progress(errors) as progress:
         task = progress.add_task("starting the engine", total=None)
         with running_engine(start) as running:
+            if running.scoring:
+                errors.print(f"blocks are scored {running.scoring}")
             if running.store is not None:
                 errors.print(f"disk tier: {running.store.root} ({running.disk})")
 

@@ -38,12 +38,14 @@ class SglangEngine:
         *,
         context_tokens: int,
         block_bytes: int,
+        scored_at_once_blocks: int | None = None,
     ) -> None:
         self._manager = tokenizer_manager
         self._ranks = ranks
         self._liveness = liveness
         self._context_tokens = context_tokens
         self._block_bytes = block_bytes
+        self._scored_at_once_blocks = scored_at_once_blocks
         self._backlogged = False
 
     @property
@@ -53,6 +55,10 @@ class SglangEngine:
     @property
     def block_bytes(self) -> int:
         return self._block_bytes
+
+    @property
+    def scored_at_once_blocks(self) -> int | None:
+        return self._scored_at_once_blocks
 
     # ---- data plane --------------------------------------------------------------------------
 

@@ -20,7 +20,9 @@ from kvws.blocks.table import Residency
 from kvws.engine.adoption import Adoption
 from kvws.errors import ControlError, HostTierFull
 from kvws.kernels.rotary import RotaryTable
+from kvws.recall.device_rows import DeviceRows
 from kvws.recall.index import BlockIndex
+from kvws.recall.indexes import WorkspaceIndexes
 from kvws.recall.signals.enabled import EnabledSignals
 from kvws.tiers.device import DevicePool
 from kvws.tiers.disk import DiskTier
@@ -61,6 +63,7 @@ class DataPlane:
         host: HostTier,
         signals: EnabledSignals,
         disk: DiskTier | None = None,
+        near: DeviceRows | None = None,
         *,
         on_thread_start: Callable[[], None] = lambda: None,
     ) -> None:
@@ -69,11 +72,12 @@ class DataPlane:
             rotary: the table of each layer; layers usually share one.
             signals: what blocks are found by; those of the disk tier.
             disk: None keeps blocks in host memory only.
+            near: where index rows are scored; None for host memory.
             on_thread_start: called first on every thread of the disk tier.
         """
         self.host = host
         self._pool = pool
-        self._signals = signals
+        self._indexes = WorkspaceIndexes(signals, near)
         self._repository = Repository(host)
         self._lock = self._repository.lock
         self._table = self._repository.table
@@ -89,10 +93,9 @@ class DataPlane:
             rotary,
             room_will_come=lambda: self._durable is not None and self._durable.writing,
         )
-        self._adoption = Adoption(self._repository, self._durable, signals, self._index)
+        self._adoption = Adoption(self._repository, self._durable, signals, self._indexes.of)
         self._ledger = StepLedger()
         self._repository.is_wanted = self._ledger.wants
-        self._indexes: dict[str, BlockIndex] = {}
         self._attaching: set[str] = set()
         # By workspace: pages that were filled from a block computed as another page. What lies on
         # the device under such a name is a copy that was moved, never the truth of a block.
@@ -138,7 +141,7 @@ class DataPlane:
 
     def scored_index(self, workspace: str) -> BlockIndex:
         """The workspace's index, to be asked for scores; an empty one if there is none."""
-        return self._indexes.get(workspace) or BlockIndex(self._signals)
+        return self._indexes.asked(workspace)
 
     def look_ahead(self, workspace: str, numbers: Sequence[int]) -> int:
         """Bring blocks from disk to host memory that may be selected next, the likeliest first.
@@ -172,12 +175,6 @@ class DataPlane:
             entry.stage_in_ms,
             self.backlogged(),
         )
-
-    def _index(self, workspace: str) -> BlockIndex:
-        with self._lock:
-            if workspace not in self._indexes:
-                self._indexes[workspace] = BlockIndex(self._signals)
-            return self._indexes[workspace]
 
     # ---- stage-out (scheduler thread) --------------------------------------------------------
 
@@ -305,7 +302,7 @@ class DataPlane:
         self._attaching.add(workspace)
         try:
             for numbers, rows in self._durable.attach(workspace, Path(directory)):
-                self._index(workspace).write(numbers, rows)
+                self._indexes.of(workspace).write(numbers, rows)
                 held += numbers
         except OSError:
             self.drop_workspace(workspace)  # half of it would be taken for the whole
@@ -347,7 +344,7 @@ class DataPlane:
             numbers = self._table.blocks_of(workspace)
             for number in numbers:
                 self._repository.drop((workspace, number))
-            self._indexes.pop(workspace, None)
+            self._indexes.drop(workspace)
             self._relocated.pop(workspace, None)
             if self._durable is not None:
                 self._durable.writer.forget(workspace)
@@ -364,7 +361,7 @@ class DataPlane:
 
     def index_row(self, workspace: str, number: int) -> torch.Tensor | None:
         """Index row of a block: [row_bytes] uint8."""
-        index = self._indexes.get(workspace)
+        index = self._indexes.find(workspace)
         return index.read(number) if index is not None else None
 
     def block_payload(self, workspace: str, number: int) -> tuple[torch.Tensor, int] | None:
@@ -384,7 +381,7 @@ class DataPlane:
                 **(self._durable.stats() if self._durable is not None else {}),
                 "open_steps": self._ledger.open_steps,
                 "staged_pages_now": len(self._ledger.staged_slots()),
-                "index_bytes": sum(index.nbytes for index in self._indexes.values()),
+                "index_bytes": self._indexes.nbytes,
             }
 
     def check_integrity(self) -> None:
@@ -394,7 +391,7 @@ class DataPlane:
             self._ledger.check_integrity()
             self._repository.check_integrity(self._ledger.staged_slots())
             for workspace in self._table.workspaces() - self._attaching:
-                assert workspace in self._indexes, f"{workspace} has blocks but no index"
-                index = self._indexes[workspace]
+                index = self._indexes.find(workspace)
+                assert index is not None, f"{workspace} has blocks but no index"
                 unindexed = [n for n in self._table.blocks_of(workspace) if n not in index]
                 assert not unindexed, f"blocks {unindexed} of {workspace} have no index row"

@@ -47,6 +47,7 @@ class RunningEngine:
         identity: what stored blocks must agree with to be of use to it.
         answer_format: how its model writes reasoning and tool calls.
         disk: how blocks are kept on disk, for people; "" without a disk tier.
+        scoring: where blocks are scored, for people; "" where only the CPU can.
         host_bytes: capacity of the host tier of each rank.
     """
 
@@ -58,6 +59,7 @@ class RunningEngine:
         identity: ModelIdentity,
         answer_format: ChatFormat,
         disk: str,
+        scoring: str,
         liveness: Liveness,
         host_bytes: int,
     ) -> None:
@@ -66,6 +68,7 @@ class RunningEngine:
         self.answer_format = answer_format
         self._liveness = liveness
         self.disk = disk
+        self.scoring = scoring
         self.store = store
         self.identity = identity
         self._loop = loop
@@ -119,6 +122,7 @@ def _engine_processes(
         try:
             llm.loop.run_until_complete(self_check(engine, shapes))
             identity, disk = _identity(settings, shapes), shapes[0]["disk"]
+            scoring = shapes[0]["scoring"]
             answer_format = ChatFormat.of_engine(llm.tokenizer_manager)
             yield RunningEngine(
                 engine,
@@ -127,6 +131,7 @@ def _engine_processes(
                 identity,
                 answer_format,
                 disk,
+                scoring,
                 liveness,
                 settings.host_bytes,
             )
@@ -179,6 +184,7 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
                 "tiers": dataclasses.asdict(tiers),
                 "signals": list(settings.signals),
                 "profile": _profile_text(settings.profile),
+                "index_bytes": settings.index_bytes,
             },
         },
     }
@@ -187,6 +193,7 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
         device_tokens = device_tokens or settings.max_running_requests * settings.context_tokens
         arguments |= {
             "device": "cpu",
+            "dtype": "float32" if settings.dtype == "auto" else settings.dtype,
             "attention_backend": "torch_native",
             "sampling_backend": "pytorch",
             "disable_overlap_schedule": True,
@@ -279,8 +286,14 @@ async def _connect(
         liveness,
         context_tokens=settings.context_tokens,
         block_bytes=sum(shape["block_bytes"] for shape in shapes),
+        scored_at_once_blocks=_least([shape["scored_at_once_blocks"] for shape in shapes]),
     )
     return engine, shapes
+
+
+def _least(bounds: list[int | None]) -> int | None:
+    """The smallest bound of all ranks; None where none has one."""
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _identity(settings: EngineSettings, shapes: list[dict[str, Any]]) -> ModelIdentity:

@@ -25,12 +25,15 @@ from kvws.engine import plugin
 from kvws.engine.control_server import ControlServer
 from kvws.engine.data_plane import DataPlane, QueuedLoad
 from kvws.engine.operations import Operations
+from kvws.engine.scoring_device import KeysOfRank, open_scoring_device
 from kvws.engine.startup_report import report_startup_error
 from kvws.engine.threads import leave_cores_to_the_forward_pass
 from kvws.engine.tiers import TierSettings, open_disk, open_host, open_signals
 from kvws.errors import KvwsError, LoadFailed, UnsupportedModel
 from kvws.kernels.place import prepare as prepare_placing
+from kvws.kernels.rotary import tables_on
 from kvws.tiers.geometry import PayloadGeometry
+from kvws.tiers.pool_stream import Mark, PoolStream
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class WorkspaceLinker(UnifiedCacheLinker):
     """Serves promised view pages from lower tiers and stages computed pages out to them.
 
     `extra_config`: {"control_dir": str, "tiers": TierSettings as a dict, "signals": list of their
-    names, "profile": text of the model's retrieval profile, or ""}.
+    names, "profile": text of the model's retrieval profile, or "", "index_bytes": int or None}.
     """
 
     def __init__(
@@ -84,20 +87,29 @@ class WorkspaceLinker(UnifiedCacheLinker):
                 ranks=ranks,
             )
             disk = open_disk(tiers, host, plugin.rotary, signals, rank=rank, ranks=ranks)
+            scoring = open_scoring_device(
+                signals,
+                keys.device,
+                config["index_bytes"],
+                KeysOfRank(geometry, plugin.query_heads[0], server_args.context_length),
+            )
         except KvwsError as error:
             report_startup_error(control_dir, error)
             raise
         self.forward_stream = forward_stream
         self.pools = {PoolName.KV: pool}
         self.layer_done_counter = self._layers = LayerWiseLoadCounter(pool.layer_num)
+        rotary = tables_on(plugin.rotary, keys.device)
         self._plane = DataPlane(
             pool,
-            plugin.rotary,
+            rotary,
             host,
             signals,
             disk,
+            scoring.rows,
             on_thread_start=leave_cores_to_the_forward_pass,
         )
+        self._stream = PoolStream(keys.device)
         self._queued: dict[str, QueuedLoad | None] = {}
         self._finished_offloads: deque[bool] = deque()
         self._loader = ThreadPoolExecutor(
@@ -108,8 +120,9 @@ class WorkspaceLinker(UnifiedCacheLinker):
             Operations(
                 self._plane,
                 plugin.tap,
-                plugin.rotary,
+                rotary,
                 allocator,
+                scoring,
                 rank=rank,
                 weights=plugin.weights[0],
             ),
@@ -123,6 +136,9 @@ class WorkspaceLinker(UnifiedCacheLinker):
         try:
             transfer = transfers[0]
             assert transfer.device_indices is not None
+            if self._stream.queues:  # a forward may still be writing the pages of its chunk
+                for written in self.record_offload_ready():
+                    written.wait()
             pages = (transfer.device_indices[::BLOCK_TOKENS] // BLOCK_TOKENS).tolist()
             stored = self._plane.stage_out(session_id, list(transfer.keys or ()), pages)
         except Exception:
@@ -170,16 +186,18 @@ class WorkspaceLinker(UnifiedCacheLinker):
             return -1
         loads, self._queued = list(self._queued.values()), {}
         index = self._layers.update_producer()
-        self._loader.submit(self._fill, index, loads)
+        self._loader.submit(self._fill, index, loads, self._stream.mark())
         return index
 
-    def _fill(self, index: int, loads: list[QueuedLoad | None]) -> None:
+    def _fill(self, index: int, loads: list[QueuedLoad | None], mark: Mark | None) -> None:
+        """`mark`: what was queued before it may still use the pages that are filled."""
         ready = [load for load in loads if load is not None]
         failed = False
         try:
             if len(ready) < len(loads):
                 raise LoadFailed("a promised page lost its bytes before it was loaded")
-            self._plane.fill(ready, lambda layer: self._layers.complete(index, layer))
+            with self._stream.behind([mark]):
+                self._plane.fill(ready, lambda layer: self._complete(index, layer))
         except Exception as error:
             failed = True
             logger.exception("kvws: stage-in failed; its requests are aborted")
@@ -187,6 +205,11 @@ class WorkspaceLinker(UnifiedCacheLinker):
         finally:
             for load in ready:
                 self._plane.release_load(load, failed=failed)
+
+    def _complete(self, index: int, layer: int) -> None:
+        """The forward pass goes on with a layer as soon as it is told, on a stream of its own."""
+        self._stream.finish()
+        self._layers.complete(index, layer)
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         return self._layers.finish(counter_index)

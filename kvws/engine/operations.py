@@ -14,6 +14,7 @@ from kvws.blocks.key import BLOCK_TOKENS
 from kvws.blocks.page import Slice
 from kvws.engine.data_plane import DataPlane
 from kvws.engine.fingerprint import rotary_digest
+from kvws.engine.scoring_device import ScoringDevice
 from kvws.engine.tap import QueryTap
 from kvws.engine.threads import give_way_to_the_forward_pass
 from kvws.errors import ControlError
@@ -31,13 +32,16 @@ class Operations:
         tap: QueryTap,
         rotary: Sequence[RotaryTable],
         allocator: Any,
+        scoring: ScoringDevice,
         *,
         rank: int,
         weights: str,
     ) -> None:
         """
         Args:
+            rotary: the table of each layer, on the engine's device.
             allocator: SGLang's page allocator, asked only for its counts.
+            scoring: where the plane scores.
             weights: digest of the loaded weights.
         """
         self._plane = plane
@@ -45,6 +49,7 @@ class Operations:
         self._rotary = rotary
         self._host_rotary = tables_on(rotary, torch.device("cpu"))
         self._allocator = allocator
+        self._scoring = scoring
         self._rank = rank
         self._weights = weights
         self._operations: dict[str, Callable[..., Any]] = {
@@ -95,7 +100,14 @@ class Operations:
             "disk": self._plane.disk_description,
             "host_capacity_blocks": self._plane.host.capacity_blocks,
             "device_capacity_tokens": self._allocator.size,
+            "scoring": self._scoring.description,
+            "scored_at_once_blocks": self._scored_at_once_blocks,
         }
+
+    @property
+    def _scored_at_once_blocks(self) -> int | None:
+        rows = self._scoring.rows
+        return rows.capacity_blocks if rows is not None else None
 
     def _promise(self, step: str, view: list[list[Any]]) -> list[int]:
         pages = [(page_hash, tuple(Slice(*s) for s in source)) for page_hash, source in view]
@@ -219,4 +231,4 @@ def _counting(content_rows: bytes, rows: int) -> torch.Tensor | None:
 
 def _as_message(tensor: torch.Tensor) -> dict[str, Any]:
     """float32 values and shape."""
-    return {"shape": list(tensor.shape), "float32": tensor.numpy().tobytes()}
+    return {"shape": list(tensor.shape), "float32": tensor.cpu().numpy().tobytes()}

@@ -29,6 +29,8 @@ tap = QueryTap()
 rotary: list[RotaryTable] = []
 weights: list[str] = []
 """The digest of the loaded model's weights."""
+query_heads: list[int] = []
+"""How many of them a layer has on this rank."""
 
 
 def install() -> None:
@@ -71,10 +73,11 @@ def _catch_queries(
 
 def _examine_model(result: Any, runner: Any, *args: Any, **kw: Any) -> Any:
     from kvws.engine.fingerprint import weights_digest
-    from kvws.engine.rotary import rotary_tables
+    from kvws.engine.rotary import query_heads_of, rotary_tables
 
     try:
         rotary[:] = rotary_tables(runner.model)
+        query_heads[:] = [query_heads_of(runner.model)]
         weights[:] = [weights_digest(runner.model)]
     except KvwsError as error:
         report_startup_error(Path(os.environ[CONTROL_DIR_VARIABLE]), error)

@@ -100,6 +100,11 @@ class Engine(Protocol):
         """Bytes of one block over all ranks."""
         ...
 
+    @property
+    def scored_at_once_blocks(self) -> int | None:
+        """As many blocks as `score` takes no longer for than it should; None for any number."""
+        ...
+
     async def open_step(self, step: str, workspace: str) -> None: ...
 
     async def promise(self, step: str, view: Sequence[tuple[str, PageSource]]) -> list[int]:

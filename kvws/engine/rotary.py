@@ -58,6 +58,12 @@ def rotary_tables(model: torch.nn.Module) -> list[RotaryTable]:
     return [tables[layer] for layer in range(len(tables))]
 
 
+def query_heads_of(model: torch.nn.Module) -> int:
+    """Query heads of an attention layer on this rank, of a model that has rotary tables."""
+    layers = (layer for layer in model.modules() if isinstance(layer, RadixAttention))
+    return next(layers).tp_q_head_num
+
+
 def _require_plain_attention(layer: RadixAttention, name: str) -> None:
     if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
         raise UnsupportedModel(

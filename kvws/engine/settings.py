@@ -37,8 +37,11 @@ class EngineSettings:
         disk_format: how blocks lie on disk.
         disk_backend: what moves them: "auto", "posix" or "kvikio".
         signals: names of what blocks are found by, of `kvws.recall.signals.build.SIGNAL_NAMES`.
+        index_bytes: memory of a GPU for index rows that are scored there, per rank; 0 scores on
+            the CPU; part of what is free when None.
         profile: file with the model's retrieval profile; None where it was not calibrated.
-        dtype: of weights and KV, as torch names it.
+        dtype: of weights and KV, as torch names it; "auto" is the checkpoint's own on a GPU, and
+            float32 on a CPU.
         threads: compute threads of the engine on a CPU; what OMP_NUM_THREADS says, else all
             cores, when None.
         max_running_requests: requests batched together.
@@ -59,8 +62,9 @@ class EngineSettings:
     disk_format: str = "exact"
     disk_backend: str = "auto"
     signals: tuple[str, ...] = ("mean-k",)
+    index_bytes: int | None = None
     profile: Path | None = None
-    dtype: str = "float32"
+    dtype: str = "auto"
     threads: int | None = None
     max_running_requests: int = 4
     tool_call_parser: str = "auto"

@@ -20,7 +20,8 @@ class _Tapped:
     Attributes:
         first_position: rows before it belong to the view and are not wanted.
         positions: one [n] int64 tensor a forward.
-        queries: per layer, one rotated Q [n, query_heads, head_dim] a forward.
+        queries: per layer, one rotated Q [n, query_heads, head_dim] a forward. They stay on the
+            engine's device: the forward pass would wait for every copy to host memory.
     """
 
     first_position: int
@@ -69,7 +70,7 @@ class QueryTap:
         for tapped, rows in self._wanted:
             heads = q.index_select(0, rows).view(-1, layer.tp_q_head_num, layer.qk_head_dim)
             with self._lock:
-                tapped.queries.setdefault(layer.layer_id, []).append(heads.cpu())
+                tapped.queries.setdefault(layer.layer_id, []).append(heads)
 
     def _begin(self, batch: Any) -> None:
         """Find the wanted rows of a forward, once for all its layers."""
@@ -86,10 +87,14 @@ class QueryTap:
             if bool(wanted.any()):
                 self._wanted.append((tapped, rows[wanted]))
                 with self._lock:
-                    tapped.positions.append(positions[wanted].cpu())
+                    tapped.positions.append(positions[wanted])
 
     def raw_queries(self, rid: str, rotary: Sequence[RotaryTable]) -> torch.Tensor | None:
-        """Un-rotated Q [layers, tokens, query_heads, head_dim] float32 of a request.
+        """Un-rotated Q [layers, tokens, query_heads, head_dim] float32 of a request, on the
+        engine's device.
+
+        Args:
+            rotary: the table of each layer, on that device.
 
         Returns None when a layer delivered nothing: the tap did not fire.
         """

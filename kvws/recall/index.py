@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvws.recall.device_rows import DeviceRows
 from kvws.recall.runs import RunIndex
 from kvws.recall.signals.content import Content
 from kvws.recall.signals.enabled import EnabledSignals
@@ -27,8 +28,11 @@ class BlockIndex:
     Rows that were never written are absent: they are no candidates, whatever the caller asks.
     """
 
-    def __init__(self, signals: EnabledSignals) -> None:
+    def __init__(self, signals: EnabledSignals, near: DeviceRows | None = None) -> None:
+        """`near`: of the same signals; where rows are scored as long as they all fit in there."""
         self._signals = signals
+        self._near = near
+        self._near_owner = near.new_owner() if near is not None else 0
         self._tiles: list[_Parts] = []
         self._present: list[torch.Tensor] = []
         self._content = next(
@@ -72,8 +76,15 @@ class BlockIndex:
                     target = _by_block(shape, part)[row : row + end - begin]
                     target.copy_(values[begin:end])
             self._present[tile][row : row + end - begin] = True
+        if self._near is not None:
+            self._near.forget(self._near_owner, blocks)
         if self._runs is not None:
             self._runs.note_written(blocks)
+
+    def release(self) -> None:
+        """Give up what it takes of an accelerator's memory; it is not asked any more."""
+        if self._near is not None:
+            self._near.forget_owner(self._near_owner)
 
     def _new_tile(self) -> _Parts:
         return [
@@ -120,6 +131,10 @@ class BlockIndex:
         """
         query = Query(queries, query_first, content_rows)
         asked = self._asked_tiles(candidates)
+        if self._near is not None:
+            wanted = _numbers(asked)
+            if 0 < len(wanted) <= self._near.capacity_blocks:
+                return self._score_near(self._near, query, wanted, first_positions)
         there = torch.zeros(candidates.numel(), dtype=torch.bool)
         for tile in asked:
             there[tile.blocks] = True
@@ -129,6 +144,21 @@ class BlockIndex:
             if asked:
                 tiles = [self._tile(place, tile, first_positions) for tile in asked]
                 of_blocks[there] = signal.score(query, tiles)
+        return scores
+
+    def _score_near(
+        self,
+        near: DeviceRows,
+        query: Query,
+        wanted: torch.Tensor,
+        first_positions: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        found = near.score(
+            self._near_owner, query, wanted, first_positions[wanted], self._parts_of
+        )
+        scores = {name: torch.zeros(len(first_positions)) for name in found}
+        for name, of_wanted in found.items():
+            scores[name][wanted] = of_wanted
         return scores
 
     def score_runs(
@@ -144,7 +174,9 @@ class BlockIndex:
         """
         if self._runs is None:
             return None
-        return self._runs.score(Query(queries, 0, content_rows), self._content_rows_of)
+        return self._runs.score(
+            Query(queries, 0, content_rows), self._content_rows_of, self._near
+        )
 
     def _content_rows_of(
         self, tile: int, rows: torch.Tensor
@@ -158,6 +190,27 @@ class BlockIndex:
             for shape, part in zip(shapes, self._tiles[tile][place], strict=True)
         )
         return parts, self._present[tile][rows]
+
+    def _parts_of(self, blocks: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """Each signal's parts of blocks, [n] int64 ascending: copies, [*before, n, *after]."""
+        in_tiles = blocks // TILE_BLOCKS
+        runs = [
+            (tile, blocks[in_tiles == tile] - tile * TILE_BLOCKS)
+            for tile in range(int(in_tiles[0]), int(in_tiles[-1]) + 1)
+            if bool((in_tiles == tile).any())
+        ]
+        of_signals: list[tuple[torch.Tensor, ...]] = []
+        for place, signal in enumerate(self._signals.signals):
+            parts: list[torch.Tensor] = []
+            for number, shape in enumerate(signal.parts):
+                axis = len(shape.before)
+                copies = [
+                    self._tiles[tile][place][number].index_select(axis, some)
+                    for tile, some in runs
+                ]
+                parts.append(torch.cat(copies, dim=axis) if len(copies) > 1 else copies[0])
+            of_signals.append(tuple(parts))
+        return of_signals
 
     def _asked_tiles(self, candidates: torch.Tensor) -> list[_AskedTile]:
         """The tiles with candidates; the last one as far as blocks are asked for."""
@@ -195,6 +248,12 @@ class _AskedTile:
     number: int
     blocks: slice
     candidates: torch.Tensor
+
+
+def _numbers(asked: Sequence[_AskedTile]) -> torch.Tensor:
+    """The candidates of tiles: [n] int64, ascending."""
+    found = [tile.candidates.nonzero().flatten() + tile.blocks.start for tile in asked]
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
 
 
 def _stretches(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:

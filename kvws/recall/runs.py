@@ -11,6 +11,7 @@ from itertools import groupby
 
 import torch
 
+from kvws.recall.device_rows import DeviceRows
 from kvws.recall.shortlist import RUN_BLOCKS
 from kvws.recall.signals.content import Content
 from kvws.recall.signals.signal import Query, Tile, to_half
@@ -50,15 +51,23 @@ class RunIndex:
         """The rows of blocks are new."""
         self._stale.update(block // RUN_BLOCKS for block in blocks)
 
-    def score(self, query: Query, blocks_of_tile: BlocksOfTile) -> torch.Tensor:
+    def score(
+        self, query: Query, blocks_of_tile: BlocksOfTile, near: DeviceRows | None = None
+    ) -> torch.Tensor:
         """How much a query wants each run: as `Content` scores blocks, by the means of runs.
+
+        Args:
+            near: where they are scored; None for host memory.
 
         Returns:
             [runs] float32, summed over this rank's heads; 0 where there is no block.
         """
         self._refresh(blocks_of_tile)
         anywhere = torch.zeros(len(self._present), dtype=torch.int64)
-        return self._of_means.score(query, [Tile((self._means,), self._present, anywhere)])
+        tile = Tile((self._means,), self._present, anywhere)
+        if near is not None and len(self._present):
+            return near.score_tile(self._of_means, query, tile)
+        return self._of_means.score(query, [tile])
 
     def _refresh(self, blocks_of_tile: BlocksOfTile) -> None:
         stale = sorted(self._stale)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +21,32 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (  # noqa: E
 )
 
 from kvws.engine.linker import WorkspaceLinker  # noqa: E402
+from kvws.errors import LoadFailed  # noqa: E402
+from kvws.tiers.pool_stream import PoolStream  # noqa: E402
+
+
+class QueueingStream:
+    """A stream of a device that queues: notes what is waited for, and when."""
+
+    queues = True
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def mark(self) -> str:
+        self._log.append("marked")
+        return "mark"
+
+    @contextlib.contextmanager
+    def behind(self, marks: Sequence[str]) -> Iterator[None]:
+        self._log.append(f"behind {', '.join(marks)}")
+        try:
+            yield
+        finally:
+            self._log.append("all done")
+
+    def finish(self) -> None:
+        self._log.append("finished")
 
 
 class BrokenPlane:
@@ -38,6 +66,7 @@ def linker_on(plane: Any) -> WorkspaceLinker:
     linker._queued = {}
     linker._finished_offloads = deque()
     linker._loader = ThreadPoolExecutor(1)
+    linker._stream = PoolStream(torch.device("cpu"))
     linker.layer_done_counter = linker._layers = LayerWiseLoadCounter(2)
     return linker
 
@@ -73,6 +102,73 @@ def test_a_batch_without_loads_starts_nothing() -> None:
     linker = linker_on(BrokenPlane())
     assert linker.start_layer_wise_loading() == -1
     assert linker.finish_layer_wise_loading(-1) is True
+
+
+class TestOnADeviceThatQueues:
+    """A layer's copy is queued long before it is done, and so is the forward pass's work."""
+
+    def linker(self, log: list[str], fail_at: int | None = None) -> WorkspaceLinker:
+        class Plane:
+            def queue_load(self, *_: Any) -> str:
+                return "load"
+
+            def fill(self, loads: list[str], layer_done: Callable[[int], None]) -> None:
+                for layer in range(2):
+                    log.append(f"layer {layer}")
+                    if layer == fail_at:
+                        raise LoadFailed("bytes are gone")
+                    layer_done(layer)
+
+            def release_load(self, load: str, *, failed: bool) -> None:
+                log.append("released")
+
+            def stage_out(self, *_: Any) -> bool:
+                log.append("read")
+                return True
+
+        linker = linker_on(Plane())
+        linker._stream = QueueingStream(log)  # pyright: ignore[reportAttributeAccessIssue]
+        complete = linker._layers.complete
+
+        def noting(index: int, layer: int) -> None:
+            log.append(f"told {layer}")
+            complete(index, layer)
+
+        linker._layers.complete = noting
+        return linker
+
+    def test_a_layer_is_told_when_its_copy_is_done(self) -> None:
+        log: list[str] = []
+        linker = self.linker(log)
+        linker.load("step.answer", pages(1))
+        assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading()) is True
+        linker._loader.shutdown()
+        assert log == [
+            *("marked", "behind mark"),
+            *("layer 0", "finished", "told 0"),
+            *("layer 1", "finished", "told 1"),
+            *("all done", "released"),
+        ]
+
+    def test_nothing_is_written_any_more_when_a_failure_is_told(self) -> None:
+        log: list[str] = []
+        linker = self.linker(log, fail_at=1)
+        linker.load("step.answer", pages(1))
+        assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading()) is False
+        linker._loader.shutdown()
+        assert log[-3:] == ["layer 1", "all done", "released"]
+
+    def test_pages_are_read_behind_the_forward_pass_that_writes_them(self) -> None:
+        log: list[str] = []
+
+        class Event:
+            def wait(self) -> None:
+                log.append("waited")
+
+        linker = self.linker(log)
+        linker.record_offload_ready = lambda: [Event(), Event()]
+        assert linker.offload(pages(1), session_id="step") is True
+        assert log == ["waited", "waited", "read"]
 
 
 def test_a_cancelled_load_does_not_start() -> None:

@@ -540,9 +540,9 @@ def test_integrity_catches_a_planted_fault(rig: Rig, fault: str, message: str) -
     elif fault == "slot held twice":
         staged.staged["new"] = 0
     elif fault == "row lost":
-        rig.plane._indexes["w"]._present[0][0] = False
+        rig.plane._indexes.of("w")._present[0][0] = False
     elif fault == "index lost":
-        rig.plane._indexes.clear()
+        rig.plane._indexes.drop("w")
     else:
         staged.promised.clear()
     with pytest.raises(AssertionError, match=message):

@@ -11,6 +11,7 @@ import torch
 
 from kvws.engine.operations import Operations
 from kvws.engine.scores import scores_of_ranks
+from kvws.engine.scoring_device import ScoringDevice
 from kvws.engine.tap import QueryTap
 from kvws.engine.tiers import open_signals
 from kvws.errors import ConfigError, ProfileError
@@ -59,7 +60,13 @@ def asked(rig: Rig, *, blocks: int, content_rows: bytes = b"") -> dict[str, Any]
         facts = {"tp_q_head_num": QUERY_HEADS, "qk_head_dim": DIM, "layer_id": layer}
         tap.catch(queries, SimpleNamespace(**facts), batch)
     operations = Operations(
-        rig.plane, tap, rig.tables, SimpleNamespace(size=0), rank=0, weights=""
+        rig.plane,
+        tap,
+        rig.tables,
+        SimpleNamespace(size=0),
+        ScoringDevice(None, ""),
+        rank=0,
+        weights="",
     )
     arguments = {
         "rid": "probe",
@@ -102,7 +109,13 @@ def test_mean_keys_are_those_of_the_block_without_its_rotation(rig: Rig) -> None
     """The same keys at two positions: what the start-up check relies on."""
     rig.write(0, [4], at=0)
     operations = Operations(
-        rig.plane, QueryTap(), rig.tables, SimpleNamespace(size=0), rank=0, weights=""
+        rig.plane,
+        QueryTap(),
+        rig.tables,
+        SimpleNamespace(size=0),
+        ScoringDevice(None, ""),
+        rank=0,
+        weights="",
     )
     reply = operations.handle("mean_keys", {"workspace": "w", "number": 0})
     means = np.frombuffer(reply["float32"], dtype=np.float32).reshape(reply["shape"])

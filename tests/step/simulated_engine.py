@@ -30,6 +30,7 @@ from kvws.engine.data_plane import DataPlane
 from kvws.engine.operations import Operations
 from kvws.engine.protocol import Chunk, ClosedStep, GenerateRequest, Scores
 from kvws.engine.scores import runs_of_ranks, scores_of_ranks
+from kvws.engine.scoring_device import ScoringDevice
 from kvws.engine.tap import QueryTap
 from kvws.errors import EngineError, LoadFailed
 from kvws.kernels.rotary import RotaryTable
@@ -182,6 +183,7 @@ class SimulatedEngine:
             self.tap,
             tables,
             SimpleNamespace(size=slots[0]),
+            ScoringDevice(None, ""),
             rank=0,
             weights="simulated",
         )
@@ -217,6 +219,10 @@ class SimulatedEngine:
     @property
     def block_bytes(self) -> int:
         return GEOMETRY.block_bytes
+
+    @property
+    def scored_at_once_blocks(self) -> int | None:
+        return None
 
     async def open_step(self, step: str, workspace: str) -> None:
         def note(_: Any) -> None:

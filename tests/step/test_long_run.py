@@ -170,7 +170,7 @@ async def test_a_planted_fault_is_caught(fault: str) -> None:
     if fault == "bits":
         session.engine.host.sectors(residency.slot)[3000] ^= 64
     elif fault == "row":
-        session.engine.plane._indexes["w"]._present[0][number] = False
+        session.engine.plane._indexes.of("w")._present[0][number] = False
     elif fault == "slot":
         session.engine.host.allocate(1)
     else:

@@ -13,7 +13,7 @@ from kvws.kernels.rerope import rotate
 from kvws.kernels.token_scores import decode, token_scores
 from kvws.recall.profile import ContentKeys
 from kvws.recall.signals.content_keys import content_parts, encode
-from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, norms
+from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, device_of, norms
 
 
 class Content:
@@ -90,11 +90,15 @@ class Content:
         return other
 
     def score(self, query: Query, tiles: Sequence[Tile]) -> torch.Tensor:
+        device = device_of(tiles, query.heads)
         asked = query.heads
         if query.content_rows is not None:
             asked = asked[:, query.content_rows]
         return token_scores(
-            [asked[layer][:, heads] for (layer, _), heads in self._query_heads.items()],
+            [
+                asked[layer][:, heads].to(device)
+                for (layer, _), heads in self._query_heads.items()
+            ],
             [tile.parts for tile in tiles],
             [tile.candidates for tile in tiles],
         )

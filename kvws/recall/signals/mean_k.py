@@ -8,7 +8,7 @@ import torch
 
 from kvws.kernels.mean_k import mean_rotated
 from kvws.kernels.score import mean_k_scores
-from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, norms, to_half
+from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, device_of, norms, to_half
 
 
 class MeanK:
@@ -40,5 +40,7 @@ class MeanK:
 
     def score(self, query: Query, tiles: Sequence[Tile]) -> torch.Tensor:
         return mean_k_scores(
-            query.heads, [tile.parts[0] for tile in tiles], [tile.candidates for tile in tiles]
+            query.heads.to(device_of(tiles, query.heads)),
+            [tile.parts[0] for tile in tiles],
+            [tile.candidates for tile in tiles],
         )

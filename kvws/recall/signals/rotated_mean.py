@@ -8,9 +8,9 @@ import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.kernels.mean_k import mean_rotated
-from kvws.kernels.rotary import RotaryTable, Rotation, pairs
+from kvws.kernels.rotary import RotaryTable, Rotation, pairs, tables_on
 from kvws.kernels.rotated_scores import rotated_scores
-from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, norms, to_half
+from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, device_of, norms, to_half
 
 CAP_TOKENS = 2048
 """Blocks farther away than this are scored as if they were so far: nothing is scored beyond the
@@ -70,6 +70,7 @@ class RotatedMean:
         """
         self._layers = tuple(layers)
         self._rotary = rotary
+        self._tables_on: dict[torch.device, list[RotaryTable]] = {}
         self._cap_tokens = cap_tokens
         self._query_tokens = query_tokens
         pair_counts = {rotary[layer].rotary_dim // 2 for layer in layers}
@@ -99,11 +100,12 @@ class RotatedMean:
     def score(self, query: Query, tiles: Sequence[Tile]) -> torch.Tensor:
         tokens = query.heads.shape[1]
         first = max(0, tokens - self._query_tokens) if self._query_tokens is not None else 0
-        rotary = [self._rotary[layer] for layer in self._layers]
+        device = device_of(tiles, query.heads)
+        rotary = self._tables(device)
         farthest = min(self._cap_tokens, *(table.max_position - 1 for table in rotary))
         return rotated_scores(
-            query.heads[list(self._layers), first:],
-            torch.arange(first, tokens, device=query.heads.device),
+            query.heads[list(self._layers), first:].to(device),
+            torch.arange(first, tokens, device=device),
             [tile.parts for tile in tiles],
             [tile.candidates for tile in tiles],
             [
@@ -114,6 +116,13 @@ class RotatedMean:
             ],
             rotary,
         )
+
+    def _tables(self, device: torch.device) -> list[RotaryTable]:
+        """Those of the chosen layers, on a device."""
+        if device not in self._tables_on:
+            of_layers = [self._rotary[layer] for layer in self._layers]
+            self._tables_on[device] = tables_on(of_layers, device)
+        return self._tables_on[device]
 
 
 def _pair_variances(k: torch.Tensor, mean: torch.Tensor, rotation: Rotation) -> torch.Tensor:

@@ -167,10 +167,18 @@ class Signal(Protocol):
     def score(self, query: Query, tiles: Sequence[Tile]) -> torch.Tensor:
         """How much a query wants each block, summed over this rank's heads.
 
+        Args:
+            tiles: all on one device, where it is computed, wherever the query lies.
+
         Returns:
             [blocks of all tiles, in order] float32; 0 where not a candidate.
         """
         ...
+
+
+def device_of(tiles: Sequence[Tile], heads: torch.Tensor) -> torch.device:
+    """Where tiles lie; without any, where the query does."""
+    return tiles[0].candidates.device if tiles else heads.device
 
 
 def to_half(x: torch.Tensor) -> torch.Tensor:
