@@ -121,10 +121,10 @@ LEAST_ANCHORS = 2
 
 FUSED = Recipe(
     weights={
-        SignalName.ROTATED_MEAN: 2.0,
+        SignalName.ROTATED_MEAN: 1.5,
         SignalName.CONTENT: 1.0,
         SignalName.LEXICAL: 1.0,
-        SignalName.SUCCESSION: 1.5,
+        SignalName.SUCCESSION: 2.0,
         SignalName.RECENCY: 0.5,
     },
     rank_offset=5.0,
