@@ -65,10 +65,19 @@ def install() -> None:
 
 
 def _catch_queries(
-    original: Any, self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *args: Any, **kw: Any
+    original: Any,
+    self: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kw: Any,
 ) -> Any:
-    tap.catch(q, layer, batch)
-    return original(self, q, k, v, layer, batch, *args, **kw)
+    """With the names of what it stands around: some backends hand on to others by name."""
+    tap.catch(q, layer, forward_batch)
+    return original(self, q, k, v, layer, forward_batch, *args, **kw)
 
 
 def _examine_model(result: Any, runner: Any, *args: Any, **kw: Any) -> Any:

@@ -70,6 +70,14 @@ def test_gibibytes_are_sizes_above_zero() -> None:
             parse_gibibytes("host_gb", size)
 
 
+def test_index_memory_may_be_none_at_all() -> None:
+    assert Settings().index_bytes is None
+    assert Settings(index_gb="0").index_bytes == Settings(index_gb=" 0.0 ").index_bytes == 0
+    assert Settings(index_gb="1.5").index_bytes == 3 << 29
+    with pytest.raises(ConfigError, match="index_gb"):
+        assert Settings(index_gb="-1").index_bytes
+
+
 def test_gibibytes_in_a_file_are_numbers_or_text(tmp_path: Path) -> None:
     (tmp_path / "kvws.toml").write_text('host_gb = 1.5\ndisk_gb = "2"\n')
     settings = resolve_settings({}, {}, directory=tmp_path, user_config=tmp_path / "no").settings

@@ -39,6 +39,19 @@ def test_the_tap_receives_query_layer_and_batch() -> None:
     assert parameters(path)[:6] == ["self", "q", "k", "v", "layer", "forward_batch"]
 
 
+def test_backends_that_hand_on_by_name_reach_the_tap() -> None:
+    """The hybrid backend, of a GPU whose prefill and decode attention differ, does."""
+    path = "sglang.srt.layers.attention.base_attn_backend:AttentionBackend.forward"
+    ours = parameters("kvws.engine.plugin:_catch_queries")
+    assert ours[1:7] == parameters(path)[:6]
+
+
+def test_a_linker_on_a_gpu_is_told_what_to_wait_for() -> None:
+    path = "sglang.srt.mem_cache.unified_cache.unified_cache_linker:UnifiedCacheLinker"
+    assert parameters(f"{path}.record_offload_ready") == ["self"]
+    assert resolve(path).forward_stream is None
+
+
 @pytest.mark.parametrize(
     "field", ["rids", "extend_seq_lens_cpu", "positions", "forward_mode"]
 )

@@ -144,6 +144,7 @@ class SimulatedEngine:
         signals: tuple[str, ...] = ("mean-k",),
     ) -> None:
         """`storage`: the disk below the host tier; it outlives the engine."""
+        self.room_for_rows: int | None = None
         self._arguments = {
             "context_tokens": context_tokens,
             "device_pages": device_pages,
@@ -222,7 +223,7 @@ class SimulatedEngine:
 
     @property
     def scored_at_once_blocks(self) -> int | None:
-        return None
+        return self.room_for_rows
 
     async def open_step(self, step: str, workspace: str) -> None:
         def note(_: Any) -> None:

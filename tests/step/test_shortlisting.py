@@ -70,6 +70,18 @@ async def test_what_is_not_longer_than_that_is_looked_at_whole() -> None:
 
 
 @in_loop
+async def test_an_engine_is_asked_for_no_more_blocks_than_it_has_room_for() -> None:
+    watched = Watched(FUSED, "rotated-mean", "content")
+    watched.session.limits = LIMITS
+    prompt = await watched.talks(100)
+    assert watched.runs == 0 and max(watched.scored) > 60
+    watched.scored.clear()
+    watched.session.engine.room_for_rows = 60
+    await watched.session.ask_and_check([*prompt, *watched.session.text(3, 0.75)])
+    assert watched.scored == [60]
+
+
+@in_loop
 async def test_without_content_heads_every_block_is_scored() -> None:
     watched = Watched(recipe_named("mean-k"), "mean-k")
     prompt = await watched.talks(100)

@@ -83,11 +83,13 @@ class _Run:
 
     def _checks(self) -> None:
         from kvws.bench.gpu import kernels
+        from kvws.bench.gpu.device_rows import check_device_rows
         from kvws.bench.gpu.step import check_step
 
         of_kernels = list(kernels.kernel_cases())
         self._cases(of_kernels, lambda case: kernels.check(case, self._device))
         self._rows("check of a step", _CASE_SECONDS, lambda: check_step(self._device))
+        self._rows("check of rows", _CASE_SECONDS, lambda: check_device_rows(self._device))
         if self._device.type == "cuda":
             far = list(kernels.cases_beyond_32_bits())
             self._cases(far, lambda case: kernels.check(case, self._device))
