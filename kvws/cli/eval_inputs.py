@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Budgets(click.ParamType[tuple[int, ...]]):
-    """Percentages of the history with commas between them."""
+class Percents(click.ParamType[tuple[int, ...]]):
+    """Percentages with commas between them, each from 1 to 99."""
 
     name = "percent,…"
 
@@ -40,7 +40,7 @@ class Budgets(click.ParamType[tuple[int, ...]]):
         except ValueError:
             self.fail(f"{value!r} is not a list of whole numbers, such as 12,25", param, ctx)
         if not all(0 < percent < 100 for percent in percents):
-            self.fail("a budget is between 1 and 99 percent of the history", param, ctx)
+            self.fail("each is a percentage from 1 to 99", param, ctx)
         return percents
 
 
@@ -81,7 +81,7 @@ def budgets_option(default: str) -> Callable[[Command], Command]:
     """`--budgets`, with other sizes by default."""
     return click.option(
         "--budgets",
-        type=Budgets(),
+        type=Percents(),
         default=default,
         show_default=True,
         help="Sizes of the views, in percent of the history.",

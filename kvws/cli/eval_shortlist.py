@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from kvws.cli.eval_inputs import (
-    Budgets,
+    Percents,
     input_options,
     judge_of,
     progress_bar,
@@ -47,7 +47,7 @@ from kvws.replay.report import require_writable
 )
 @click.option(
     "--shares",
-    type=Budgets(),
+    type=Percents(),
     default="25,12,6",
     show_default=True,
     help="Sizes of the shortlists, in percent of the blocks that compete.",

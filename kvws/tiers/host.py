@@ -133,6 +133,11 @@ class HostTier:
         assert self._codec is None
         return self.page_keys(layer), self.page_values(layer)
 
+    def exact_block(self, slot: int) -> torch.Tensor:
+        """A block of an exact tier, [2, layers, BLOCK_TOKENS, kv_heads, head_dim], a view."""
+        assert self._codec is None
+        return self._payloads[slot]
+
     def payload(self, slot: int) -> torch.Tensor:
         """A copy of one block: [2, layers, BLOCK_TOKENS, kv_heads, head_dim]."""
         source = self.gather(torch.tensor([slot]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from kvws.tiers import stage_in
 from kvws.tiers.device import paged
 from kvws.tiers.geometry import PayloadGeometry
 from kvws.tiers.host import HostTier
-from kvws.tiers.stage_in import HeldSlice, PageLoad, fill_pages
+from kvws.tiers.stage_in import HeldSlice, LayerFill, PageLoad, fill_pages
 from kvws.tiers.stage_out import copy_out
 
 LAYERS, HEADS, DIM, PAGES = 3, 2, 8, 6
@@ -55,6 +57,22 @@ def seed() -> None:
     torch.manual_seed(7)
 
 
+@pytest.fixture(params=["placed", "sent 1", "sent 2", "sent 9"])
+def whole_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways that whole blocks go: into CPU memory, or to a GPU, so many layers at once."""
+    way, _, layers = request.param.partition(" ")
+    if way == "sent":
+        send = stage_in._send_and_scatter
+
+        def sent(pages: Sequence[PageLoad], host: HostTier, *rest: Any) -> LayerFill:
+            block = host.exact_block(0)
+            of_layers = int(layers) * len(pages) * block[:, 0].nbytes
+            monkeypatch.setattr(stage_in, "SENT_BYTES", of_layers)
+            return send(pages, host, *rest)
+
+        monkeypatch.setattr(stage_in, "_place", sent)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_pages_are_copied_out_bit_by_bit(dtype: torch.dtype) -> None:
     pool = random_pool(dtype)
@@ -67,6 +85,7 @@ def test_pages_are_copied_out_bit_by_bit(dtype: torch.dtype) -> None:
             assert torch.equal(host.payload(slot)[1, layer], paged(pool.v_buffer[layer])[page])
 
 
+@pytest.mark.usefixtures("whole_blocks")
 def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
     """Keys turn from their baked positions to those of the page; values keep their bits."""
     geometry = PayloadGeometry(LAYERS, HEADS, DIM, torch.float32)
@@ -108,6 +127,7 @@ def test_slices_of_any_length_are_packed_into_pages_layer_by_layer() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.usefixtures("whole_blocks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_whole_blocks_and_slices_baked_and_raw_share_one_load(dtype: torch.dtype) -> None:
     """Each page is what it is alone, bit for bit, and what complex numbers say."""
