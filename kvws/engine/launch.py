@@ -170,6 +170,7 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
         "grammar_backend": "xgrammar",
         "chunked_prefill_size": 1024,
         "disable_prefill_cuda_graph": True,  # its static batches do not say whose rows are whose
+        "disable_overlap_schedule": True,  # the scheduler would run ahead of what steps have read
         "skip_server_warmup": True,
         "sleep_on_idle": True,
         "log_level": "warning",  # of the engine processes, which log to a file
@@ -196,7 +197,6 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
             "dtype": "float32" if settings.dtype == "auto" else settings.dtype,
             "attention_backend": "torch_native",
             "sampling_backend": "pytorch",
-            "disable_overlap_schedule": True,
             "disable_cuda_graph": True,
             "disable_custom_all_reduce": True,
             "mem_fraction_static": 0.3,
