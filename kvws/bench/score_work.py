@@ -9,7 +9,7 @@ from kvws.blocks.key import BLOCK_TOKENS
 from kvws.kernels.candidates import PIECE_BLOCKS
 from kvws.models.geometry import ModelGeometry
 from kvws.recall.profile import Profile
-from kvws.recall.signals.rotated_mean import default_rotated_layers
+from kvws.recall.signals.rotated_mean import asking_tokens, default_rotated_layers
 
 _PRODUCT_VALUES = 1 << 18
 """Of keys and products together: they stay in a core's cache."""
@@ -57,14 +57,15 @@ class _Work:
     query_tokens: int
 
     def mean_k(self) -> Multiplications:
-        return self._of_means(self.geometry.layers, self.geometry.head_dim)
+        return self._of_means(self.geometry.layers, self.geometry.head_dim, self.query_tokens)
 
     def rotated_mean(self) -> Multiplications:
         """Each row is a mean, and a variance for each pair of dimensions that are rotated."""
         geometry = self.geometry
         rotary_dim = geometry.rope.rotary_dim if geometry.rope is not None else geometry.head_dim
         layers = self.profile.rotated_layers or default_rotated_layers(geometry.layers)
-        return self._of_means(len(layers), geometry.head_dim + rotary_dim // 2)
+        asking = len(asking_tokens(self.query_tokens))
+        return self._of_means(len(layers), geometry.head_dim + rotary_dim // 2, asking)
 
     def content(self) -> Multiplications:
         """Every token's key, or a block's mean, times the queries that share its KV head."""
@@ -80,8 +81,8 @@ class _Work:
             (queries, head_dim, min(PIECE_BLOCKS * keys, at_once)),
         )
 
-    def _of_means(self, layers: int, width: int) -> Multiplications:
-        geometry, tokens = self.geometry, self.query_tokens
+    def _of_means(self, layers: int, width: int, tokens: int) -> Multiplications:
+        geometry = self.geometry
         return Multiplications(
             2 * layers * geometry.query_heads * tokens * self.blocks * width,
             (geometry.gqa_group * tokens, width, PIECE_BLOCKS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from kvws.kernels.rotary import RotaryTable
 from kvws.recall.index import BlockIndex
 from kvws.recall.signals.enabled import EnabledSignals, raw_keys
-from kvws.recall.signals.rotated_mean import RotatedMean
+from kvws.recall.signals.rotated_mean import RotatedMean, asking_tokens
 from tests.recall.keys import (
     DIM,
     GROUP,
@@ -40,12 +41,12 @@ def made(
     keys: torch.Tensor = RAW_KEYS,
     *,
     cap_tokens: int = CAP,
-    query_tokens: int | None = None,
+    most_asking: int = TOKENS,
 ) -> tuple[BlockIndex, EnabledSignals]:
     """An index of raw keys."""
     tables = [rotary] * LAYERS
     signal = RotatedMean(
-        CHOSEN, keys.shape[2], DIM, tables, cap_tokens=cap_tokens, query_tokens=query_tokens
+        CHOSEN, keys.shape[2], DIM, tables, cap_tokens=cap_tokens, most_asking=most_asking
     )
     signals = EnabledSignals([signal], tables)
     index = BlockIndex(signals)
@@ -63,7 +64,7 @@ def slow(
     signals: EnabledSignals,
     rotary: RotaryTable,
     candidates: torch.Tensor,
-    counted: int = TOKENS,
+    counted: Sequence[int] = range(TOKENS),
 ) -> torch.Tensor:
     """The rule, one pair at a time, on the rows of the index; fp64."""
     z = torch.complex(rotary.cos.double(), rotary.sin.double())
@@ -72,7 +73,7 @@ def slow(
     total = torch.zeros(BLOCKS, dtype=torch.float64)
     for place, layer in enumerate(CHOSEN):
         for head in range(QUERY_HEADS):
-            for t in range(TOKENS - counted, TOKENS):
+            for t in counted:
                 logits = torch.full((BLOCKS,), -torch.inf, dtype=torch.float64)
                 q = QUERIES[layer, t, head]
                 q_pairs = complex_pairs(q, rotary) * z[t]
@@ -162,11 +163,21 @@ def test_blocks_beyond_the_cap_are_as_far_as_it_and_those_of_other_lines_a_block
     assert len(set(scores.tolist())) == 3
 
 
-def test_only_the_last_tokens_of_the_query_count_if_so_asked() -> None:
+def test_few_tokens_of_a_long_query_count_evenly_spread() -> None:
     rotary = TABLES["neox"]
-    index, signals = made(rotary, query_tokens=2)
-    expected = slow(index, signals, rotary, EVERY, counted=2)
+    index, signals = made(rotary, most_asking=2)
+    expected = slow(index, signals, rotary, EVERY, counted=(1, 4))
     torch.testing.assert_close(score(index).double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "asking"),
+    [(0, []), (1, [0]), (4, [0, 1, 2, 3]), (5, [0, 2, 4]), (8, [1, 3, 5, 7]), (9, [2, 5, 8])],
+)
+def test_the_tokens_that_count_are_as_far_apart_as_each_other_up_to_the_last(
+    tokens: int, asking: list[int]
+) -> None:
+    assert list(asking_tokens(tokens, most=4)) == asking
 
 
 def test_pieces_that_fit_memory_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,17 @@ CAP_TOKENS = 2048
 distances that a view can have."""
 
 
+ASKING_TOKENS = 32
+"""Of a query count for it. The sum over tokens hardly changes with four times as many, and each
+costs as much as the others."""
+
+
+def asking_tokens(tokens: int, most: int = ASKING_TOKENS) -> range:
+    """Places of at most so many tokens of a query: evenly spread, and the last among them."""
+    step = max(1, -(-tokens // most))
+    return range((tokens - 1) % step, tokens, step)
+
+
 def default_rotated_layers(layers: int) -> tuple[int, ...]:
     """Every fourth of the first two thirds of a model's layers, and every second of the last.
 
@@ -40,8 +51,8 @@ class RotatedMean:
 
         ⟨R(t)·q_t, R(−D)·mean_b⟩/√d + ¼·Σ_pairs |q_t|²·var_b/d
 
-    then a softmax over the candidates, summed over layers, query heads and tokens. R(−D) only
-    shifts a block, so its size stays.
+    then a softmax over the candidates, summed over layers, query heads and the tokens that count
+    (`asking_tokens`). R(−D) only shifts a block, so its size stays.
 
     A row is layers·kv_heads·(head_dim + rotary_dim/2) float16, 2 bytes each, of the chosen layers
     alone.
@@ -57,7 +68,7 @@ class RotatedMean:
         rotary: Sequence[RotaryTable],
         *,
         cap_tokens: int = CAP_TOKENS,
-        query_tokens: int | None = None,
+        most_asking: int = ASKING_TOKENS,
     ) -> None:
         """
         Args:
@@ -66,13 +77,13 @@ class RotatedMean:
             rotary: the table of every layer of the model; those of the chosen layers rotate
                 equally many dimensions.
             cap_tokens: the largest distance that is told apart.
-            query_tokens: so many of the query's last tokens count; all when None.
+            most_asking: so many of the query's tokens count, as `asking_tokens` says.
         """
         self._layers = tuple(layers)
         self._rotary = rotary
         self._tables_on: dict[torch.device, list[RotaryTable]] = {}
         self._cap_tokens = cap_tokens
-        self._query_tokens = query_tokens
+        self._most_asking = most_asking
         pair_counts = {rotary[layer].rotary_dim // 2 for layer in layers}
         assert len(pair_counts) == 1, f"layers rotate {pair_counts} pairs"
         before = (len(self._layers), kv_heads)
@@ -98,14 +109,14 @@ class RotatedMean:
         return norms(parts[0])
 
     def score(self, query: Query, tiles: Sequence[Tile]) -> torch.Tensor:
-        tokens = query.heads.shape[1]
-        first = max(0, tokens - self._query_tokens) if self._query_tokens is not None else 0
+        places = asking_tokens(query.heads.shape[1], self._most_asking)
+        asking = torch.tensor(places, dtype=torch.int64)
         device = device_of(tiles, query.heads)
         rotary = self._tables(device)
         farthest = min(self._cap_tokens, *(table.max_position - 1 for table in rotary))
         return rotated_scores(
-            query.heads[list(self._layers), first:].to(device),
-            torch.arange(first, tokens, device=device),
+            query.heads[list(self._layers)][:, asking].to(device),
+            asking.to(device),
             [tile.parts for tile in tiles],
             [tile.candidates for tile in tiles],
             [
