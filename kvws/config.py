@@ -44,6 +44,8 @@ class Settings:
         disk_format: how blocks lie on disk, the same formats.
         disk_backend: what moves them: posix, kvikio, or auto.
         threads: compute threads of the engine on a CPU; 0 for all cores.
+        running: requests that the engine computes at once; others wait. On a CPU each adds a
+            whole context to the KV pool.
         window: tokens of prompt and answer together, as clients see them.
         host: address that the endpoint listens on.
         port: of the endpoint; 0 for any that is free.
@@ -69,6 +71,7 @@ class Settings:
     disk_format: str = "exact"
     disk_backend: str = "auto"
     threads: int = 0
+    running: int = 4
     window: int = 1_000_000
     host: str = "127.0.0.1"
     port: int = 7788

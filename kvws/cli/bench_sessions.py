@@ -10,10 +10,12 @@ from rich.console import Console
 
 from kvws.cli.options import engine_settings, settings_options
 from kvws.config import resolve_settings
+from kvws.errors import ConfigError
 from kvws.limits import Limits
 
 _COMPANIONS = 2
 _FEWEST_SESSIONS = _COMPANIONS + 3
+_FEWEST_RUNNING = _COMPANIONS + 2
 _BUDGET_TOKENS = 512
 
 
@@ -25,7 +27,6 @@ _BUDGET_TOKENS = 512
 @click.option("--answer", "answer_tokens", type=click.IntRange(min=8), default=48)
 @click.option("--index", "index_blocks", type=click.IntRange(min=1), default=4000)
 @click.option("--rounds", type=click.IntRange(min=1), default=3)
-@click.option("--running", type=click.IntRange(min=_COMPANIONS + 2), help="Requests at once.")
 def sessions(
     sessions: int,
     tokens: int,
@@ -33,7 +34,6 @@ def sessions(
     answer_tokens: int,
     index_blocks: int,
     rounds: int,
-    running: int | None,
     **flags: Any,
 ) -> None:
     """Steps of many sessions at once, and what they cost one that decodes."""
@@ -42,11 +42,15 @@ def sessions(
     from kvws.engine.launch import running_engine
 
     settings = resolve_settings(flags).settings
+    if settings.running < _FEWEST_RUNNING:
+        raise ConfigError(
+            f"{_FEWEST_RUNNING} requests have to run at once, or those that decode would wait",
+            hint=f"set --running to {_FEWEST_RUNNING} or more",
+        )
     reserve = 4 * QUERY_TOKENS + 4 * answer_tokens
     limits = Limits(_BUDGET_TOKENS, reserve, 32, 128, QUERY_TOKENS, probe_tokens=128)
     start, chosen_by = engine_settings(settings, limits)
-    at_once = running or start.max_running_requests
-    start = replace(start, disk_dir=None, max_running_requests=at_once)
+    start = replace(start, disk_dir=None)
     errors = Console(stderr=True)
     with running_engine(start) as engine_run:
         engine = engine_run.engine

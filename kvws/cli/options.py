@@ -50,6 +50,7 @@ _SETTINGS = (
     click.option("--signals", help="What blocks are chosen by: auto, or names with commas."),
     click.option("--profile", help="The model's retrieval profile, or auto (kvws calibrate)."),
     click.option("--threads", type=int, help="Compute threads of the engine on a CPU."),
+    click.option("--running", type=int, help="Requests that the engine computes at once."),
 )
 
 
@@ -68,7 +69,8 @@ def engine_settings(settings: Settings, limits: Limits) -> tuple[EngineSettings,
 
     Raises:
         ModelError, UnsupportedModel: the model is not there, or its keys cannot be relocated.
-        ConfigError: budget + reserve exceed the model's positions; or as `selecting`.
+        ConfigError: budget + reserve exceed the model's positions, or no request may run; or as
+            `selecting`.
     """
     model = resolve_model(settings.model)
     if isinstance(model, Path):
@@ -80,6 +82,10 @@ def engine_settings(settings: Settings, limits: Limits) -> tuple[EngineSettings,
                 f"{settings.model} has {positions}",
                 hint="lower --budget or --reserve",
             )
+    if settings.running < 1:
+        raise ConfigError(
+            "an engine that computes no request cannot answer", hint="set --running to 1 or more"
+        )
     chosen_by = selecting(settings, model)
     start = EngineSettings(
         model=model,
@@ -93,6 +99,7 @@ def engine_settings(settings: Settings, limits: Limits) -> tuple[EngineSettings,
         disk_format=settings.disk_format,
         disk_backend=settings.disk_backend,
         threads=settings.threads or None,
+        max_running_requests=settings.running,
         tool_call_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         signals=chosen_by.recipe.rank_signals,

@@ -134,6 +134,10 @@ def test_a_host_tier_size_that_is_no_size(trace: Path) -> None:
     assert_one_clear_line(replay(trace, "--host-gb", "plenty"), "host_gb", "plenty")
 
 
+def test_an_engine_for_no_request(trace: Path) -> None:
+    assert_one_clear_line(replay(trace, "--running", 0), "no request", "--running")
+
+
 @pytest.mark.parametrize("option", ["--host-gb", "--disk-gb"])
 @pytest.mark.parametrize("size", ["0", "-1", "nan", "inf"])
 def test_a_tier_of_no_size(trace: Path, option: str, size: str) -> None:
