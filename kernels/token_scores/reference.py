@@ -51,6 +51,10 @@ class LargestLogits:
             step = max(1, TOKEN_LOGITS_BYTES // (4 * keys_of_block * len(rows)))
             for start in range(0, len(parts[0]), step):
                 keys = decode(self._format, [part[start : start + step] for part in parts])
-                logits = torch.mm(keys.flatten(0, 1), columns).view(*keys.shape[:2], len(rows))
-                torch.amax(logits, dim=1, out=out[begin : begin + len(keys)])
+                target = out[begin : begin + len(keys)]
+                if keys_of_block == 1:
+                    torch.mm(keys.squeeze(1), columns, out=target)
+                else:
+                    logits = torch.mm(keys.flatten(0, 1), columns)
+                    torch.amax(logits.view(*keys.shape[:2], len(rows)), dim=1, out=target)
                 begin += len(keys)

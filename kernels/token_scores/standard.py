@@ -21,12 +21,13 @@ def most_remarkable(logits: torch.Tensor, heads: int) -> torch.Tensor:
     """
     blocks, rows = logits.shape
     chunks = torch.split(logits, max(1, CHUNK_BYTES // (4 * rows)))
-    largest = torch.maximum(logits.amax(dim=0), -logits.amin(dim=0))
     mean = logits.mean(dim=0)
     squares = torch.zeros_like(mean)
     for chunk in chunks:
         squares += chunk.sub_(mean).square().sum(dim=0)
-    deviation = (squares / blocks).sqrt()
-    per_deviation = torch.where(deviation > 1e-6 * largest, 1 / deviation, 0.0)
+    variance = squares / blocks
+    size = (variance + mean.square()).sqrt()
+    deviation = variance.sqrt()
+    per_deviation = torch.where(deviation > 1e-6 * size, 1 / deviation, 0.0)
     found = [chunk.mul_(per_deviation).view(len(chunk), heads, -1).amax(dim=2) for chunk in chunks]
     return torch.cat(found)
