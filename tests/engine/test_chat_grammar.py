@@ -55,7 +55,7 @@ def ask(
         step=None,
         namespace=rid,
         token_ids=tokens,
-        max_new_tokens=200,
+        max_new_tokens=800,  # blanks between values may be many, whatever the grammar
         sampling=prepared.sampling,
     )
 

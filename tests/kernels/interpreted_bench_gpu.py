@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvws.bench.gpu import far_cases, kernels, step
+from kvws.bench.gpu import device_rows, far_cases, kernels, step
 from kvws.bench.gpu.case import (
     INTERPRETED,
     Case,
@@ -98,6 +98,7 @@ def test_a_failed_check_is_the_exit_status(
 ) -> None:
     monkeypatch.setattr(kernels, "kernel_cases", lambda: iter([wrong_by(0.0), wrong_by(1.0)]))
     monkeypatch.setattr(step, "check_step", lambda _device: iter([]))  # type: ignore[misc]
+    monkeypatch.setattr(device_rows, "check_device_rows", lambda _device: iter([]))
     assert main(["--device", "cpu", "--out", str(tmp_path)]) == 1
     written = json.loads((tmp_path / FILE_NAME).read_text())
     assert written["passed"] is False
