@@ -1,7 +1,7 @@
 """What a step's data path costs in sessions of up to ten million tokens, beside a small one.
 
-A session grows from size to size. At each, some steps are taken with a shortlist, as the product
-does. Another session takes steps with a close look at every block.
+One session grows from size to size. At each, some steps are taken with a shortlist, as the product
+does, and one with a close look at every block.
 """
 
 from __future__ import annotations
@@ -86,48 +86,10 @@ def measure_scale(
             hint="raise --tokens, or lower --budget",
         )
     torch.set_num_threads(threads)
-    staged = query_tokens, staged_blocks
-    near = _passed(model, limits, sizes, *staged, steps, lambda _: limits.scored_blocks, progress)
-    told = [size.tokens for size in near]
-    # In a session of its own: what looks at millions of blocks leaves the process's memory in
-    # pieces, which steps that never do so would pay for.
-    exact = _passed(model, limits, told, *staged, exact_steps, lambda n: 2 * n, progress)
-    return [
-        SizeCost(one.tokens, one.blocks, one.index_bytes, one.text_bytes, one.times, other.times)
-        for one, other in zip(near, exact, strict=False)
-    ]
-
-
-@dataclass(frozen=True)
-class _Size:
-    """Steps of one pass at one size; see `SizeCost`."""
-
-    tokens: int
-    blocks: int
-    index_bytes: int
-    text_bytes: int
-    times: PartTimes
-
-
-def _passed(
-    model: Path,
-    limits: Limits,
-    sizes: Sequence[int],
-    query_tokens: int,
-    staged_blocks: int,
-    steps: int,
-    closely_at_most: Callable[[int], int],
-    progress: Callable[[str], None],
-) -> list[_Size]:
-    """One session that grows through the sizes, and its steps at each.
-
-    Args:
-        closely_at_most: blocks that are looked at closely, by blocks of the session.
-    """
     session = LongSession(model, limits)
     path = DataPath(session, query_tokens=query_tokens, staged_blocks=staged_blocks)
     freeze_what_is_loaded()  # as the endpoint does
-    found: list[_Size] = []
+    costs: list[SizeCost] = []
     for tokens in sorted(sizes):
         blocks = tokens // BLOCK_TOKENS
         missing_bytes = (blocks - session.blocks) * session.bytes_per_block + _SCRATCH_BYTES
@@ -138,18 +100,18 @@ def _passed(
             )
             continue
         session.grow(blocks, progress)
-        at_most = closely_at_most(session.blocks)
-        progress(f"{tokens:,} tokens: {steps} steps that look at up to {at_most:,} blocks")
-        found.append(
-            _Size(
+        progress(f"{tokens:,} tokens: {steps} steps, then {exact_steps} with every block")
+        costs.append(
+            SizeCost(
                 tokens=tokens,
                 blocks=session.blocks,
                 index_bytes=session.index.nbytes,
                 text_bytes=session.text_bytes,
-                times=asyncio.run(path.steps(steps, at_most)),
+                shortlisted=asyncio.run(path.steps(steps, limits.scored_blocks)),
+                exact=asyncio.run(path.steps(exact_steps, 2 * session.blocks)),
             )
         )
-    return found
+    return costs
 
 
 def scale_table(costs: Sequence[SizeCost], *, cpu: bool) -> Table:
