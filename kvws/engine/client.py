@@ -38,7 +38,7 @@ class SglangEngine:
         *,
         context_tokens: int,
         block_bytes: int,
-        scored_at_once_blocks: int | None = None,
+        scored_at_once_blocks: int | None,
     ) -> None:
         self._manager = tokenizer_manager
         self._ranks = ranks

@@ -102,7 +102,8 @@ class Engine(Protocol):
 
     @property
     def scored_at_once_blocks(self) -> int | None:
-        """As many blocks as `score` takes no longer for than it should; None for any number."""
+        """Blocks whose index rows fit a GPU's memory together: more of them are scored on the
+        CPU, which takes seconds. None without a GPU."""
         ...
 
     async def open_step(self, step: str, workspace: str) -> None: ...

@@ -96,3 +96,22 @@ class TestWhereScoresAreWrong:
         assert scoring.description.startswith("on the CPU, since on cuda:0 scores by content")
         with pytest.raises(SelfCheckFailed):
             open_scoring_device(ENABLED, GPU, ENOUGH_BYTES, KEYS)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_whatever_goes_wrong_on_a_gpu_that_was_not_asked_for_the_cpu_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that does not compile raises an error of its compiler's own."""
+
+    class CompilationError(Exception):
+        pass
+
+    def fail(*_: object) -> DeviceRows:
+        raise CompilationError("out of registers")
+
+    monkeypatch.setattr("kvws.engine.scoring_device.DeviceRows", fail)
+    scoring = open_scoring_device(ENABLED, GPU, None, KEYS)
+    assert scoring == ScoringDevice(None, "on the CPU, since on cuda:0 out of registers")
+    with pytest.raises(CompilationError):
+        open_scoring_device(ENABLED, GPU, ENOUGH_BYTES, KEYS)
