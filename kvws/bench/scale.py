@@ -1,7 +1,8 @@
 """What a step's data path costs in sessions of up to ten million tokens, beside a small one.
 
-One session grows from size to size. At each, some steps are taken with a shortlist, as the product
-does, and one with a close look at every block.
+One session grows from size to size, and another stays as small as the first of them. At each size
+both take some steps in turn, with a shortlist as the product does, and one with a close look at
+every block: growth is what a step takes over what the small session's takes just then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from kvws.bench.scale_memory import free_bytes, megabytes
 from kvws.bench.scale_session import LongSession
-from kvws.bench.step import PARTS, SCORING, DataPath, PartTimes
+from kvws.bench.step import PARTS, SCORING, DataPath, PartTimes, steps_in_turn
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.errors import ConfigError
 from kvws.limits import Limits
@@ -37,6 +38,8 @@ class SizeCost:
         text_bytes: how much the process grew by knowing what the blocks say.
         shortlisted: with a close look at the best alone.
         exact: with a close look at all.
+        small_shortlisted, small_exact: steps of the small session beside those; the same ones
+            where there is but one size.
     """
 
     tokens: int
@@ -45,6 +48,8 @@ class SizeCost:
     text_bytes: int
     shortlisted: PartTimes
     exact: PartTimes
+    small_shortlisted: PartTimes
+    small_exact: PartTimes
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -54,6 +59,8 @@ class SizeCost:
             "text_bytes": self.text_bytes,
             "shortlisted": self.shortlisted.as_json(),
             "exact": self.exact.as_json(),
+            "small_shortlisted": self.small_shortlisted.as_json(),
+            "small_exact": self.small_exact.as_json(),
         }
 
 
@@ -86,11 +93,17 @@ def measure_scale(
             hint="raise --tokens, or lower --budget",
         )
     torch.set_num_threads(threads)
-    session = LongSession(model, limits)
-    path = DataPath(session, query_tokens=query_tokens, staged_blocks=staged_blocks)
+    smallest, *larger = sorted(sizes)
+    sessions = [LongSession(model, limits) for _ in range(2 if larger else 1)]
+    paths = [
+        DataPath(each, query_tokens=query_tokens, staged_blocks=staged_blocks) for each in sessions
+    ]
+    session, small = sessions[0], sessions[-1]
+    if larger:
+        small.grow(smallest // BLOCK_TOKENS, progress)
     freeze_what_is_loaded()  # as the endpoint does
     costs: list[SizeCost] = []
-    for tokens in sorted(sizes):
+    for tokens in (smallest, *larger):
         blocks = tokens // BLOCK_TOKENS
         missing_bytes = (blocks - session.blocks) * session.bytes_per_block + _SCRATCH_BYTES
         if missing_bytes > free_bytes():
@@ -101,21 +114,26 @@ def measure_scale(
             continue
         session.grow(blocks, progress)
         progress(f"{tokens:,} tokens: {steps} steps, then {exact_steps} with every block")
+        index_bytes, text_bytes = session.index.nbytes, session.text_bytes
+        near = asyncio.run(steps_in_turn(paths, steps, limits.scored_blocks))
+        exact = asyncio.run(steps_in_turn(paths, exact_steps, 2 * session.blocks))
         costs.append(
             SizeCost(
                 tokens=tokens,
-                blocks=session.blocks,
-                index_bytes=session.index.nbytes,
-                text_bytes=session.text_bytes,
-                shortlisted=asyncio.run(path.steps(steps, limits.scored_blocks)),
-                exact=asyncio.run(path.steps(exact_steps, 2 * session.blocks)),
+                blocks=blocks,
+                index_bytes=index_bytes,
+                text_bytes=text_bytes,
+                shortlisted=near[0],
+                exact=exact[0],
+                small_shortlisted=near[-1],
+                small_exact=exact[-1],
             )
         )
     return costs
 
 
 def scale_table(costs: Sequence[SizeCost], *, cpu: bool) -> Table:
-    """One row a size; growth against the first.
+    """One row a size; growth against the small session.
 
     Args:
         cpu: milliseconds of CPU time, which other work on the machine does not stretch; otherwise
@@ -129,24 +147,21 @@ def scale_table(costs: Sequence[SizeCost], *, cpu: bool) -> Table:
     ):  # fmt: skip
         table.add_column(name, justify="right")
     for cost in costs:
-        near, exact, smallest = cost.shortlisted, cost.exact, costs[0]
+        near, exact = cost.shortlisted, cost.exact
         groups = (
             ("read new blocks",), SCORING, ("choose and plan",), ("commit",), ("stage-in",), PARTS,
         )  # fmt: skip
         table.add_row(
             f"{cost.tokens:,}",
             *(f"{near.median_ms(*parts, cpu=cpu):,.1f}" for parts in groups),
-            f"{_growth(near, smallest.shortlisted, cpu):.2f}×",
+            f"{near.growth(cost.small_shortlisted, cpu=cpu):.2f}×",
             megabytes(near.extra_bytes),
             f"{exact.median_ms(*SCORING, cpu=cpu):,.0f}",
             f"{exact.median_ms(cpu=cpu):,.0f}",
-            f"{_growth(exact, smallest.exact, cpu):.1f}×",
+            f"{exact.growth(cost.small_exact, cpu=cpu):.1f}×",
             megabytes(exact.extra_bytes),
             megabytes(cost.index_bytes),
             megabytes(cost.text_bytes),
         )
     return table
 
-
-def _growth(times: PartTimes, smallest: PartTimes, cpu: bool) -> float:
-    return times.median_ms(cpu=cpu) / smallest.median_ms(cpu=cpu)

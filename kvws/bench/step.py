@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from rich.table import Table
@@ -83,10 +83,21 @@ class PartTimes:
         self.ms.append(dict.fromkeys(PARTS, 0.0))
         self.cpu_ms.append(dict.fromkeys(PARTS, 0.0))
 
+    def growth(self, smaller: PartTimes, *, cpu: bool = False) -> float:
+        """Median of a step's time over that of the smaller session's step taken beside it."""
+        return statistics.median(
+            sum(step.values()) / sum(other.values())
+            for step, other in zip(self._steps(cpu), smaller._steps(cpu), strict=True)
+        )
+
+    def _steps(self, cpu: bool) -> list[dict[str, float]]:
+        return self.cpu_ms if cpu else self.ms
+
     def median_ms(self, *parts: str, cpu: bool = False) -> float:
         """Of parts together; all of them without any name."""
-        steps = self.cpu_ms if cpu else self.ms
-        return statistics.median(sum(step[part] for part in parts or PARTS) for step in steps)
+        return statistics.median(
+            sum(step[part] for part in parts or PARTS) for step in self._steps(cpu)
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -113,16 +124,8 @@ class DataPath:
         host, self._slots = filled_host(geometry, _HOST_VIEWS * staged_blocks)
         self._stage_in = StageIn(host, staged_blocks)
 
-    async def steps(self, count: int, closely_at_most: int) -> PartTimes:
-        """So many steps; what is only done once behind a growth is done before."""
-        await self._step(PartTimes(), min(closely_at_most, NEW_BLOCKS))
-        times = PartTimes()
-        with PeakMemory() as memory:
-            for _ in range(count):
-                await self._step(times, closely_at_most)
-        return PartTimes(times.ms, times.cpu_ms, memory.extra_bytes)
-
-    async def _step(self, times: PartTimes, closely_at_most: int) -> None:
+    async def step(self, times: PartTimes, closely_at_most: int) -> None:
+        """One more. Mutates `times`."""
         session = self._session
         workspace, thread = session.workspace, session.thread
         new_tokens, new_rows = session.new_tokens(NEW_BLOCKS), session.new_rows(NEW_BLOCKS)
@@ -202,6 +205,27 @@ class DataPath:
             room_blocks=limits.budget_blocks,
         )
         return plan.view
+
+
+async def steps_in_turn(
+    paths: Sequence[DataPath], count: int, closely_at_most: int
+) -> list[PartTimes]:
+    """So many steps of each session, one of each after the other: what else the machine does, and
+    how fast it runs just then, reaches all of them alike.
+
+    What is only done once behind a growth is done before.
+
+    Returns:
+        of each session; all with the extra memory of all of them.
+    """
+    for path in paths:
+        await path.step(PartTimes(), min(closely_at_most, NEW_BLOCKS))
+    found = [PartTimes() for _ in paths]
+    with PeakMemory() as memory:
+        for _ in range(count):
+            for path, times in zip(paths, found, strict=True):
+                await path.step(times, closely_at_most)
+    return [replace(times, extra_bytes=memory.extra_bytes) for times in found]
 
 
 def step_table(tokens: int, shortlisted: PartTimes, exact: PartTimes) -> Table:
