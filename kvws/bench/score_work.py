@@ -9,7 +9,8 @@ from kvws.blocks.key import BLOCK_TOKENS
 from kvws.kernels.candidates import PIECE_BLOCKS
 from kvws.models.geometry import ModelGeometry
 from kvws.recall.profile import Profile
-from kvws.recall.signals.rotated_mean import asking_tokens, default_rotated_layers
+from kvws.recall.signals.rotated_mean import ASKING_TOKENS, default_rotated_layers
+from kvws.recall.signals.signal import asking_tokens
 
 _PRODUCT_VALUES = 1 << 18
 """Of keys and products together: they stay in a core's cache."""
@@ -64,7 +65,7 @@ class _Work:
         geometry = self.geometry
         rotary_dim = geometry.rope.rotary_dim if geometry.rope is not None else geometry.head_dim
         layers = self.profile.rotated_layers or default_rotated_layers(geometry.layers)
-        asking = len(asking_tokens(self.query_tokens))
+        asking = len(asking_tokens(self.query_tokens, ASKING_TOKENS))
         return self._of_means(len(layers), geometry.head_dim + rotary_dim // 2, asking)
 
     def content(self) -> Multiplications:

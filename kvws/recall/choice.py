@@ -48,7 +48,7 @@ def choose(
 ) -> list[Chosen]:
     """Walk down a ranking.
 
-    First the anchors, each with its neighbours, because what answers a question often begins in
+    First the anchors, then the neighbours of each, because what answers a question often begins in
     one block and ends in the next. Then the fused order.
 
     Args:
@@ -70,7 +70,8 @@ def choose(
 
     for hit in anchors:
         take(hit, Reason.ANCHOR)
-        for block in neighbours(hit) if recipe.anchor_neighbours else ():
+    for hit in anchors if recipe.anchor_neighbours else ():
+        for block in neighbours(hit):
             take(block, Reason.NEIGHBOUR)
     for block in map(int, ranking.blocks):
         if len(taken) >= most:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 
@@ -14,7 +13,6 @@ from kvws.recall.runs import RunIndex
 from kvws.recall.signals.content import Content
 from kvws.recall.signals.enabled import EnabledSignals
 from kvws.recall.signals.signal import Part, Query, Tile
-from kvws.recall.tile_memory import new_tile
 
 TILE_BLOCKS = 2048
 """Blocks of a tile: some 25 MB of rows, whose memory is taken as they are written. With smaller
@@ -89,10 +87,13 @@ class BlockIndex:
             self._near.forget_owner(self._near_owner)
 
     def _new_tile(self) -> _Parts:
-        shapes = [part for signal in self._signals.signals for part in signal.parts]
-        # A short session's only tile is seldom full.
-        parts = iter(new_tile(shapes, TILE_BLOCKS, huge_pages=bool(self._tiles)))
-        return [tuple(islice(parts, len(each.parts))) for each in self._signals.signals]
+        return [
+            tuple(
+                torch.zeros((*part.before, TILE_BLOCKS, *part.after), dtype=part.dtype)
+                for part in signal.parts
+            )
+            for signal in self._signals.signals
+        ]
 
     def read(self, block: int) -> torch.Tensor | None:
         """A block's row, [row_bytes] uint8, a copy; None when absent."""

@@ -41,7 +41,7 @@ class Recipe:
             signals that `weights` names as well, and so are the next.
         anchor_weights: the blocks that these put first are *anchors* of a short question: chosen
             ahead of the fused order. None without.
-        anchor_share: so large a part of the places is the anchors' own; at least LEAST_ANCHORS.
+        anchor_share: so large a part of the places is the anchors' own; a few in any case.
         anchor_neighbours: an anchor brings the blocks behind and before it.
         short_words: a question of at most so many tokens of its own is short. A longer one is no
             question but an observation, and says itself what the answer needs.
@@ -84,11 +84,13 @@ class Recipe:
 
     def anchors(self, places: int, question: Question) -> int:
         """Anchors of a question, in a view with so many places for blocks that compete."""
-        longest = self.short_words if question.asks else self.told_words
+        asks = question.asks
+        longest = self.short_words if asks else self.told_words
         if not self.anchor_weights or not 0 < question.own_words <= longest:
             return 0
-        wanted = max(LEAST_ANCHORS, int(self.anchor_share * places))
-        return min(wanted, max(1, places // 3))  # each comes with two neighbours
+        wanted = max(_LEAST_ASKED if asks else _LEAST_TOLD, int(self.anchor_share * places))
+        # Each brings two neighbours. Who asks wants the right one among them first of all.
+        return min(wanted, max(1, places // (2 if asks else 3)))
 
     def only(self, names: Container[SignalName]) -> Recipe:
         """The same with these signals alone."""
@@ -117,7 +119,9 @@ class Question:
 
 
 AUTO = "auto"
-LEAST_ANCHORS = 2
+
+_LEAST_ASKED, _LEAST_TOLD = 4, 2
+"""Anchors of what asks something, and of what does not."""
 
 FUSED = Recipe(
     weights={

@@ -7,6 +7,7 @@ mean of its blocks' keys: what is read of it is a five-hundredth of what a close
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -14,7 +15,11 @@ import torch
 from kvws.recall.device_rows import DeviceRows
 from kvws.recall.shortlist import RUN_BLOCKS
 from kvws.recall.signals.content import Content
-from kvws.recall.signals.signal import Query, Tile, to_half
+from kvws.recall.signals.signal import Query, Tile, asking_tokens, to_half
+
+ASKING_TOKENS = 32
+"""Of a query's content rows ask the runs. Which of them are worth a close look hardly changes with
+four times as many."""
 
 Parts = tuple[torch.Tensor, ...]
 BlocksOfTile = Callable[[int, torch.Tensor], tuple[Parts, torch.Tensor]]
@@ -63,6 +68,7 @@ class RunIndex:
             [runs] float32, summed over this rank's heads; 0 where there is no block.
         """
         self._refresh(blocks_of_tile)
+        query = _fewer_asking(query)
         anywhere = torch.zeros(len(self._present), dtype=torch.int64)
         tile = Tile((self._means,), self._present, anywhere)
         if near is not None and len(self._present):
@@ -96,3 +102,14 @@ class RunIndex:
         more = torch.zeros(self._shape(missing), dtype=torch.float16)
         self._means = torch.cat([self._means, more], dim=1)
         self._present = torch.cat([self._present, torch.zeros(missing, dtype=torch.bool)])
+
+
+def _fewer_asking(query: Query) -> Query:
+    """A query of which no more than ASKING_TOKENS count for content, evenly spread."""
+    tokens = query.heads.shape[1]
+    rows = torch.arange(tokens)
+    if query.content_rows is not None:
+        rows = rows[query.content_rows]
+    counts = torch.zeros(tokens, dtype=torch.bool)
+    counts[rows[list(asking_tokens(len(rows), ASKING_TOKENS))]] = True
+    return replace(query, content_rows=counts)

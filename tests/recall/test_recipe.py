@@ -94,15 +94,15 @@ def test_a_recipe_without_weights_for_questions_treats_them_as_anything_else() -
     assert usual.for_question(ASKED) == usual
 
 
-def test_a_short_question_has_the_more_anchors_the_more_places_and_two_where_they_fit() -> None:
-    found = [RECIPE.anchors(places, ASKED) for places in (0, 1, 47, 48, 160)]
-    assert found == [1, 1, 2, 3, 10]
+def test_a_short_question_has_the_more_anchors_the_more_places_and_four_where_they_fit() -> None:
+    found = [RECIPE.anchors(places, ASKED) for places in (0, 1, 79, 80, 160)]
+    assert found == [1, 1, 4, 5, 10]
 
 
 def test_what_asks_nothing_has_anchors_only_as_far_as_the_recipe_gives_it_some() -> None:
     assert RECIPE.anchors(160, TOLD) == 0
     for_told = replace(RECIPE, told_words=10)
-    assert for_told.anchors(160, TOLD) == RECIPE.anchors(160, ASKED)
+    assert [for_told.anchors(places, TOLD) for places in (47, 48, 160)] == [2, 3, 10]
     assert for_told.anchors(160, Question(11, asks=False)) == 0
     assert FUSED.told_words == FUSED.short_words
 
@@ -184,5 +184,9 @@ def test_signals_of_ones_own_choice_are_all_asked_by_a_question() -> None:
     assert asked == {SignalName.LEXICAL: 2.0, SignalName.MEAN_K: 1.0}
 
 
-def test_an_anchor_has_room_for_its_neighbours() -> None:
-    assert [FUSED.anchors(places, ASKED) for places in (1, 3, 5, 6, 30)] == [1, 1, 1, 2, 5]
+def test_what_asks_nothing_has_no_more_anchors_than_bring_both_their_neighbours() -> None:
+    assert [FUSED.anchors(places, TOLD) for places in (1, 3, 5, 6, 30)] == [1, 1, 1, 2, 5]
+
+
+def test_of_what_asks_an_anchor_brings_one_neighbour_at_least() -> None:
+    assert [FUSED.anchors(places, ASKED) for places in (1, 3, 5, 6, 8, 30)] == [1, 1, 2, 3, 4, 5]

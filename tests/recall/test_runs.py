@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvws.recall import runs as runs_module
 from kvws.recall.index import TILE_BLOCKS, BlockIndex
 from kvws.recall.profile import ContentKeys
 from kvws.recall.shortlist import RUN_BLOCKS
@@ -88,6 +89,16 @@ def test_rows_of_the_question_that_do_not_count_change_nothing() -> None:
     index = filled(signals("content"), range(64))
     counts = torch.tensor([True, False, True, True, False, False])
     found, wanted = index.score_runs(QUERIES, counts), index.score_runs(QUERIES[:, counts])
+    assert found is not None and wanted is not None and torch.equal(found, wanted)
+
+
+def test_of_a_long_question_some_rows_ask_evenly_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs_module, "ASKING_TOKENS", 2)
+    index = filled(signals("content"), range(64))
+    counts = torch.tensor([True, False, True, True, False, True])
+    found, wanted = index.score_runs(QUERIES, counts), index.score_runs(QUERIES[:, [2, 5]])
+    assert found is not None and wanted is not None and torch.equal(found, wanted)
+    found, wanted = index.score_runs(QUERIES), index.score_runs(QUERIES[:, [2, 5]])
     assert found is not None and wanted is not None and torch.equal(found, wanted)
 
 

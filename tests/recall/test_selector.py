@@ -189,9 +189,9 @@ def test_content_and_words_together_find_the_anchors_of_whatever_is_short(questi
     chosen = agent.asks(question, budget=10, content=content, mean_k={8: 1.0}).chosen
     assert [(each.block, each.reason) for each in chosen] == [
         (told["port"], Reason.ANCHOR),
+        (told["host"], Reason.ANCHOR),
         (told["behind the port"], Reason.NEIGHBOUR),
         (told["first"], Reason.NEIGHBOUR),
-        (told["host"], Reason.ANCHOR),
         (told["host"] + 1, Reason.NEIGHBOUR),
         (told["host"] - 1, Reason.NEIGHBOUR),
         (8, Reason.SCORE),

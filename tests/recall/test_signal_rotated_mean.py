@@ -11,7 +11,8 @@ import torch
 from kvws.kernels.rotary import RotaryTable
 from kvws.recall.index import BlockIndex
 from kvws.recall.signals.enabled import EnabledSignals, raw_keys
-from kvws.recall.signals.rotated_mean import RotatedMean, asking_tokens
+from kvws.recall.signals.rotated_mean import RotatedMean
+from kvws.recall.signals.signal import asking_tokens
 from tests.recall.keys import (
     DIM,
     GROUP,

@@ -10,7 +10,16 @@ from kvws.blocks.key import BLOCK_TOKENS
 from kvws.kernels.mean_k import mean_rotated
 from kvws.kernels.rotary import RotaryTable, Rotation, pairs, tables_on
 from kvws.kernels.rotated_scores import rotated_scores
-from kvws.recall.signals.signal import BlockKeys, Part, Query, Tile, device_of, norms, to_half
+from kvws.recall.signals.signal import (
+    BlockKeys,
+    Part,
+    Query,
+    Tile,
+    asking_tokens,
+    device_of,
+    norms,
+    to_half,
+)
 
 CAP_TOKENS = 2048
 """Blocks farther away than this are scored as if they were so far: nothing is scored beyond the
@@ -20,12 +29,6 @@ distances that a view can have."""
 ASKING_TOKENS = 32
 """Of a query count for it. The sum over tokens hardly changes with four times as many, and each
 costs as much as the others."""
-
-
-def asking_tokens(tokens: int, most: int = ASKING_TOKENS) -> range:
-    """Places of at most so many tokens of a query: evenly spread, and the last among them."""
-    step = max(1, -(-tokens // most))
-    return range((tokens - 1) % step, tokens, step)
 
 
 def default_rotated_layers(layers: int) -> tuple[int, ...]:

@@ -176,6 +176,12 @@ class Signal(Protocol):
         ...
 
 
+def asking_tokens(tokens: int, most: int) -> range:
+    """Places of at most so many tokens of a query: evenly spread, and the last among them."""
+    step = max(1, -(-tokens // most))
+    return range((tokens - 1) % step, tokens, step)
+
+
 def device_of(tiles: Sequence[Tile], heads: torch.Tensor) -> torch.device:
     """Where tiles lie; without any, where the query does."""
     return tiles[0].candidates.device if tiles else heads.device
