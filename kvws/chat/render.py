@@ -68,6 +68,11 @@ class ChatRenderer:
     def pieces(self) -> PieceTokenizer:
         return self._pieces
 
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the tokenizer's vocabulary, without markers that were added to it."""
+        return self._tokenizer.vocab_size
+
     def tokens(
         self,
         messages: Sequence[Message],

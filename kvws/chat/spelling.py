@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvws.chat.message import Message
 from kvws.chat.render import NO_OPTIONS, ChatRenderer
+from kvws.chat.word_rarity import WordRarity
 from kvws.recall.text.spelling import Spelling
 
 _MARK = "k7v2w9s4"
@@ -11,7 +12,12 @@ _MARK = "k7v2w9s4"
 
 def spelling_of(renderer: ChatRenderer) -> Spelling:
     """The renderer's tokenizer, and the tokens that open an assistant's turn."""
-    return Spelling(renderer.decode, _opening(renderer))
+    return Spelling(renderer.decode, _opening(renderer), word_rarity(renderer))
+
+
+def word_rarity(renderer: ChatRenderer) -> WordRarity:
+    """How rare words are to the renderer's tokenizer."""
+    return WordRarity(renderer.pieces, renderer.vocabulary)
 
 
 def _opening(renderer: ChatRenderer) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 Scores of different signals have nothing in common but their order, so only ranks are added:
 a block that a signal ranks r-th gets weight / (k + r) from it (Cormack et al., 2009). What a
-signal scores at zero or below, it has nothing to say for.
+signal scores at zero or below, or far below its best where the recipe says so, it has nothing to
+say for.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def fuse(
     for signal, weight in recipe.weights.items():
         if signal not in by_signal:
             continue
-        best = _best(np.asarray(by_signal[signal])[blocks])
+        scores = np.asarray(by_signal[signal])[blocks]
+        best = _best(scores, recipe.least_shares.get(signal, 0.0))
         ranks[signal] = np.full(len(blocks), NO_RANK, dtype=np.int64)
         ranks[signal][best] = in_order = np.arange(len(best))
         total[best] += weight / (recipe.rank_offset + in_order)
@@ -107,9 +109,14 @@ def _order(total: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return np.concatenate([best, np.flatnonzero(left)])
 
 
-def _best(scores: Scores) -> npt.NDArray[np.int64]:
-    """The places of the highest scores above zero, best first; of equal ones the earlier first."""
-    some = np.flatnonzero(scores > 0)
+def _best(scores: Scores, least_share: float = 0.0) -> npt.NDArray[np.int64]:
+    """The places of the highest scores above zero, best first; of equal ones the earlier first.
+
+    Args:
+        least_share: so large a part of the highest is needed.
+    """
+    least = least_share * scores.max(initial=0.0)
+    some = np.flatnonzero((scores > 0) & (scores >= least))
     values = scores[some]
     if (beyond := len(some) - _RANKED_BLOCKS) > 0:
         cut = np.partition(values, beyond)[beyond]

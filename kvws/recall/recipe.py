@@ -37,6 +37,8 @@ class Recipe:
     Attributes:
         weights: of the signals, in the fusion of their ranks; each above zero.
         rank_offset: the k of reciprocal rank fusion: the smaller, the more the first ranks count.
+        least_shares: a signal has nothing to say for a block that it scores below so large a part
+            of its best. Ranks alone would make little of much.
         question_weights: instead of `weights`, for a short question that asks something; of
             signals that `weights` names as well, and so are the next.
         anchor_weights: the blocks that these put first are *anchors* of a short question: chosen
@@ -53,6 +55,7 @@ class Recipe:
 
     weights: Weights
     rank_offset: float
+    least_shares: Weights = field(default_factory=dict[SignalName, float])
     question_weights: Weights = field(default_factory=dict[SignalName, float])
     anchor_weights: Weights = field(default_factory=dict[SignalName, float])
     anchor_share: float = 0.0
@@ -132,6 +135,7 @@ FUSED = Recipe(
         SignalName.RECENCY: 0.5,
     },
     rank_offset=5.0,
+    least_shares={SignalName.LEXICAL: 0.5},
     question_weights={
         SignalName.CONTENT: 2.0,
         SignalName.LEXICAL: 2.0,

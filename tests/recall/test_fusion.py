@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,26 @@ def test_how_far_a_score_is_ahead_does_not_matter() -> None:
     near = fused(recipe(lexical=1, recency=1), 0, 1, 2, lexical=[3, 2, 1], recency=[1, 2, 3])
     far = fused(recipe(lexical=1, recency=1), 0, 1, 2, lexical=[1e9, 2, 1], recency=[1, 2, 3])
     assert order(near) == order(far) and near.scores.tolist() == far.scores.tolist()
+
+
+def test_a_signal_has_nothing_to_say_for_what_it_scores_far_below_its_best() -> None:
+    half = replace(recipe(lexical=1, recency=1), least_shares={LEXICAL: 0.5})
+    ranking = fused(half, 0, 1, 2, lexical=[4.0, 8.0, 3.9], recency=[1, 2, 3])
+    ranks = dict(zip(order(ranking), ranking.ranks[LEXICAL].tolist(), strict=True))
+    assert ranks == {0: 1, 1: 0, 2: NO_RANK}
+    assert NO_RANK not in ranking.ranks[RECENCY], "only the signal that the recipe names"
+
+
+def test_its_best_is_that_of_the_candidates() -> None:
+    half = replace(recipe(lexical=1), least_shares={LEXICAL: 0.5})
+    ranking = fused(half, 0, 2, lexical=[4.0, 80.0, 3.0])
+    assert ranking.ranks[LEXICAL].tolist() == [0, 1]
+
+
+def test_where_it_scores_nothing_a_least_share_changes_nothing() -> None:
+    half = replace(recipe(lexical=1, recency=1), least_shares={LEXICAL: 0.5})
+    ranking = fused(half, 0, 1, lexical=[0.0, 0.0], recency=[1, 2])
+    assert order(ranking) == [1, 0] and ranking.spoke == (RECENCY,)
 
 
 def test_a_signal_has_nothing_to_say_for_what_it_scores_at_zero_or_below() -> None:

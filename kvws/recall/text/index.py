@@ -90,7 +90,8 @@ class TextIndex:
     def lexical(
         self, question: Sequence[int], candidates: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.float32]:
-        """How much of a question's wording is in each candidate: BM25 over code-aware terms.
+        """How much of a question's wording is in each candidate: BM25 over code-aware terms, of
+        which those count less that are common in whatever people write.
 
         Args:
             question: token ids.
@@ -99,7 +100,8 @@ class TextIndex:
         Returns:
             [blocks] float32, 0 where a block does not compete or was not read yet.
         """
-        return self._words.scores(terms(self._spelling.decode(question)), candidates)
+        asked = terms(self._spelling.decode(question))
+        return self._words.scores(asked, candidates, self._spelling.rarity)
 
     def succession(
         self, line: Sequence[int], question: Sequence[int], candidates: npt.NDArray[np.uint8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +54,10 @@ class LexicalIndex:
             _count(postings, number, count)
 
     def scores(
-        self, question: Sequence[str], candidates: npt.NDArray[np.uint8]
+        self,
+        question: Sequence[str],
+        candidates: npt.NDArray[np.uint8],
+        rarity: Callable[[str], float] = lambda term: 1.0,
     ) -> npt.NDArray[np.float32]:
         """BM25 of a question's terms among the candidates, whose statistics alone count.
 
@@ -64,6 +67,8 @@ class LexicalIndex:
         Args:
             question: terms, repeated as often as they are asked for.
             candidates: [documents], 1 where one competes.
+            rarity: what a term tells besides its inverse document frequency, which is no measure
+                of common words where few documents are prose.
 
         Returns:
             [documents] float32, 0 for those that are no candidates or have none of the terms.
@@ -88,11 +93,12 @@ class LexicalIndex:
             number = (entries >> _COUNT_BITS).astype(np.intp)  # once, not in each use as an index
             below = saturation.take(number)
             having = np.add.reduceat(np.isfinite(below), begins, dtype=np.int64)
-            rarity = np.log1p((competing - having + 0.5) / (having + 0.5))
+            inverse = np.log1p((competing - having + 0.5) / (having + 0.5))
             asked = np.minimum(np.sqrt([term.asked for term in batch]), _MOST_ASKED)
+            asked *= [rarity(term.text) for term in batch]
             count = (entries & _MOST_COUNTED).astype(np.float32)
             below += count
-            count *= np.repeat((asked * rarity * (_K1 + 1)).astype(np.float32), sizes)
+            count *= np.repeat((asked * inverse * (_K1 + 1)).astype(np.float32), sizes)
             count /= below
             np.add.at(sums, number, count)
         scores[:shared] = sums[:shared]
@@ -106,13 +112,15 @@ class LexicalIndex:
             postings = self._postings.get(term)
             if postings is not None and postings[-1] >= first_entry:
                 place = bisect_left(postings, first_entry)
-                terms.append(_AskedTerm(asked, np.frombuffer(postings, dtype=np.uint32)[place:]))
+                entries = np.frombuffer(postings, dtype=np.uint32)[place:]
+                terms.append(_AskedTerm(term, asked, entries))
         return terms
 
 
 class _AskedTerm(NamedTuple):
-    """How often a question has a term, and the term's entries."""
+    """A term, how often a question has it, and its entries."""
 
+    text: str
     asked: int
     entries: npt.NDArray[np.uint32]
 

@@ -15,10 +15,13 @@ class Spelling:
         decode: the text of token ids, special tokens included, a broken character as U+FFFD.
             The text of more tokens begins with that of fewer, but for such characters.
         opening: the tokens that open an assistant's turn; () where the template has none.
+        rarity: how much a lower-cased word tells, above 0 and up to 1: the less, the commoner it
+            is in what people write.
     """
 
     decode: Callable[[Sequence[int]], str]
     opening: tuple[int, ...] = ()
+    rarity: Callable[[str], float] = lambda word: 1.0
 
     @cached_property
     def message_start(self) -> int | None:

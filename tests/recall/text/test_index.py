@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from kvws.recall.text.copies import TAIL_TOKENS, CopyIndex
 from kvws.recall.text.index import TextIndex
 from kvws.recall.text.spelling import Spelling
 from kvws.session.workspace import Workspace
-from tests.recall.text.toys import BLOCK, Blocks, Words, byte_spelling, spell
+from tests.recall.text.toys import BLOCK, Blocks, Words, byte_spelling, padded, spell
 
 SAY, HEAR = "<|im_start|>assistant\n", "<|im_start|>user\n"
 LOG = (
@@ -52,6 +53,25 @@ def everything(index: TextIndex, blocks: Blocks, lines: list[tuple[int, ...]]) -
     numbers = range(len(blocks.tokens))
     answers += [index.newer_copy(block, numbers) for block in numbers]
     return answers
+
+
+def test_words_that_are_everywhere_do_not_outweigh_the_one_that_is_asked_about() -> None:
+    words = Words()
+    prose = "who reads the changes of the module is what the note says about the code"
+    said = [prose, "lrwxrwxrwx root tagger.sock to /data/ripple", *["x = f ( y )"] * 30]
+    blocks, behind = Blocks(), None
+    for text in said:
+        (behind,) = blocks.extend(padded(words(text), words("-")[0], 1), behind)
+    common = {"who", "reads", "the", "of", "is", "what", "about"}
+    rarities = {True: 0.05, False: 1.0}
+    knowing = replace(words.spelling, rarity=lambda word: rarities[word in common])
+    best: list[int] = []
+    for spelling in (words.spelling, knowing):
+        index = TextIndex(spelling)
+        blocks.read_into(index)
+        question = words("what is the path of the tagger about")
+        best.append(int(index.lexical(question, np.ones(len(said), dtype=np.uint8)).argmax()))
+    assert best == [0, 1]
 
 
 @settings(max_examples=25)

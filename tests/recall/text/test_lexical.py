@@ -150,6 +150,25 @@ def test_more_documents_than_candidates_and_fewer_are_both_fine() -> None:
     assert np.flatnonzero(scores).tolist() == [0, 1, 2, 3, 4]
 
 
+@given(
+    documents=st.dictionaries(st.integers(0, 9), WORDS, min_size=1, max_size=8),
+    question=WORDS,
+    rarities=st.fixed_dictionaries({word: st.floats(0.05, 1.0) for word in "abcdefg"}),
+)
+def test_what_a_term_gives_is_weighed_by_how_much_it_tells(
+    documents: dict[int, list[str]], question: list[str], rarities: dict[str, float]
+) -> None:
+    index = LexicalIndex()
+    for number, words in documents.items():
+        index.add(number, words)
+    every = np.ones(10, dtype=np.uint8)
+    asked = {term: [word for word in question if word == term] for term in question}
+    of_terms = [rarities[term] * index.scores(words, every) for term, words in asked.items()]
+    expected = sum(of_terms, start=np.zeros(10))
+    scores = index.scores(question, every, rarities.__getitem__)
+    assert scores.tolist() == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
+
+
 def test_a_repeated_question_term_weighs_no_more_than_three_times() -> None:
     index = LexicalIndex()
     index.add(0, ["word"])
