@@ -91,6 +91,7 @@ def variants_of(default: Recipe = FUSED, *, with_profile: bool = True) -> list[V
             for offset in (2, 5, 20, 60)
             if offset != default.rank_offset
         ),
+        Variant("any share of the best", "fusion", replace(default, least_shares={})),
         *_of_questions(default),
         Variant("older copies too", "copies", replace(default, newest_copies=False)),
     ]
