@@ -36,6 +36,10 @@ class PieceTokenizer:
             return self._by_remembered_piece(text)
         return self._encode([text])[0]
 
+    def unremembered(self, text: str) -> list[int]:
+        """Token ids of a whole text; nothing is remembered."""
+        return self._encode([text])[0]
+
     def parts(self, texts: Sequence[str], behind: str) -> list[tuple[int, ...]] | None:
         """Token ids of consecutive parts of one text, each on its own; nothing is remembered.
 

@@ -12,12 +12,8 @@ _MARK = "k7v2w9s4"
 
 def spelling_of(renderer: ChatRenderer) -> Spelling:
     """The renderer's tokenizer, and the tokens that open an assistant's turn."""
-    return Spelling(renderer.decode, _opening(renderer), word_rarity(renderer))
-
-
-def word_rarity(renderer: ChatRenderer) -> WordRarity:
-    """How rare words are to the renderer's tokenizer."""
-    return WordRarity(renderer.pieces, renderer.vocabulary)
+    rarity = WordRarity(renderer.pieces.unremembered, renderer.vocabulary)
+    return Spelling(renderer.decode, _opening(renderer), rarity)
 
 
 def _opening(renderer: ChatRenderer) -> tuple[int, ...]:

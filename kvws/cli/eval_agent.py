@@ -63,10 +63,11 @@ def agent(
     judge = judge_of(model, profile)
     require_window(judge, window_tokens)
 
+    from kvws.chat.spelling import spelling_of
     from kvws.eval.agent_figures import as_json
     from kvws.eval.agent_native import Step, found_in_views, steps_of
     from kvws.eval.arms import recipes_of
-    from kvws.eval.episodes import Episode, episodes, require_episodes, spelling_of
+    from kvws.eval.episodes import Episode, episodes, require_episodes
     from kvws.eval.points import LEAST_HISTORY_TOKENS
 
     recipes = recipes_of(signals, with_profile=judge.profile is not None)

@@ -127,7 +127,7 @@ def _require_folder(path: Path) -> None:
 
 
 def _history_maker(judge: Judge) -> MakeHistory:
-    from kvws.eval.episodes import spelling_of
+    from kvws.chat.spelling import spelling_of
     from kvws.eval.history import History
 
     spelling = spelling_of(judge.renderer)

@@ -79,7 +79,7 @@ def shortlist(
             hint="make a profile with kvws calibrate",
         )
 
-    from kvws.eval.episodes import spelling_of
+    from kvws.chat.spelling import spelling_of
     from kvws.eval.report_json import versions
     from kvws.eval.shortlisting import (
         STRETCH_TOKENS,

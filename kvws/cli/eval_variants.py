@@ -110,7 +110,7 @@ def variants(
 
 
 def _histories(judge: Judge) -> MakeHistories:
-    from kvws.eval.episodes import spelling_of
+    from kvws.chat.spelling import spelling_of
     from kvws.eval.history import History
     from kvws.eval.variants import layers_of
 

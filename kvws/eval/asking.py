@@ -14,8 +14,8 @@ import torch
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.chat.render import ChatRenderer
+from kvws.chat.spelling import spelling_of
 from kvws.eval.arms import FULL, SINK_BLOCKS, blocks_of_budget
-from kvws.eval.episodes import spelling_of
 from kvws.eval.facts import Question, QuestionKind
 from kvws.eval.history import History
 from kvws.eval.needles import Haystack, Needle, questions_of

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvws.chat.message import Message
 from kvws.chat.render import ChatRenderer
-from kvws.chat.spelling import word_rarity
 from kvws.errors import TraceError
-from kvws.recall.text.spelling import Spelling
 from kvws.replay.trace import Trace
 
 _LONGEST_SHARE = 4
@@ -83,12 +81,6 @@ class Episode:
     number: int
     tokens: tuple[int, ...]
     turns: tuple[Turn, ...]
-
-
-def spelling_of(renderer: ChatRenderer) -> Spelling:
-    """How the renderer's model spells what is searched."""
-    opening = tuple(renderer.pieces(opening_of(renderer)))
-    return Spelling(renderer.decode, opening, word_rarity(renderer))
 
 
 def opening_of(renderer: ChatRenderer) -> str:

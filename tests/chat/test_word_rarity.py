@@ -67,3 +67,9 @@ def test_the_packaged_model_knows_the_words_that_questions_are_made_of(smollm2: 
     telling = [rarity(word) for word in ("crawler", "maintainer", "db_for_write", "c7827754")]
     assert max(asking) < 0.3 and min(telling) == 1.0
     assert max(asking) < rarity("router") < 1.0
+
+
+def test_what_words_are_spelled_by_is_what_texts_are_spelled_by(smollm2: Path) -> None:
+    pieces = ChatRenderer(smollm2).pieces
+    for text in (" the", "the", " _sqlite_datetime_parse", " ☃", ""):
+        assert pieces.unremembered(text) == pieces(text)

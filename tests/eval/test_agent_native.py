@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.chat.message import Message, ToolCall
 from kvws.chat.render import ChatRenderer
+from kvws.chat.spelling import spelling_of
 from kvws.cli.main import main
 from kvws.engine.platform_entry import declare_torchvision_ops
 from kvws.errors import TraceError
@@ -30,7 +31,6 @@ from kvws.eval.episodes import (
     opening_of,
     require_episodes,
     sessions_of,
-    spelling_of,
 )
 from kvws.eval.file_reads import reads_file
 from kvws.recall.text.spelling import Spelling
@@ -378,7 +378,7 @@ def test_no_episode_at_all_is_refused() -> None:
 
 def test_the_opening_of_a_turn_is_known_to_retrieval(renderer: ChatRenderer) -> None:
     opening = spelling_of(renderer).opening
-    assert renderer.decode(opening) == opening_of(renderer) == "<|im_start|>assistant\n"
+    assert renderer.decode(opening) + "\n" == opening_of(renderer) == "<|im_start|>assistant\n"
 
 
 # Real sessions

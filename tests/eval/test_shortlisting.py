@@ -15,9 +15,10 @@ from rich.console import Console
 
 from kvws.blocks.key import BLOCK_TOKENS
 from kvws.chat.render import ChatRenderer
+from kvws.chat.spelling import spelling_of
 from kvws.engine.platform_entry import declare_torchvision_ops
 from kvws.errors import ConfigError, TraceError
-from kvws.eval.episodes import opening_of, spelling_of
+from kvws.eval.episodes import opening_of
 from kvws.eval.facts import DEVELOPMENT
 from kvws.eval.reader import KeyValues, Reader, Reading
 from kvws.eval.shortlisting import (
