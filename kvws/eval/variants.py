@@ -91,7 +91,6 @@ def variants_of(default: Recipe = FUSED, *, with_profile: bool = True) -> list[V
             for offset in (2, 5, 20, 60)
             if offset != default.rank_offset
         ),
-        Variant("any share of the best", "fusion", replace(default, least_shares={})),
         *_of_questions(default),
         Variant("older copies too", "copies", replace(default, newest_copies=False)),
     ]
@@ -170,6 +169,7 @@ def _of_questions(default: Recipe) -> list[Variant]:
         "anchors without neighbours": replace(default, anchor_neighbours=False),
         "anchors only for what asks": replace(default, told_words=0),
         "anchors for all results too": replace(default, told_words=_ANY_LENGTH),
+        "any share of the best": replace(default, question_least_shares={}),
         "no weights for questions": replace(default, question_weights={}),
         "succession ×0.5 in questions": replace(
             default, question_weights=_louder(default.question_weights, SignalName.SUCCESSION, 0.5)

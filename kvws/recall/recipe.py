@@ -38,9 +38,10 @@ class Recipe:
         weights: of the signals, in the fusion of their ranks; each above zero.
         rank_offset: the k of reciprocal rank fusion: the smaller, the more the first ranks count.
         least_shares: a signal has nothing to say for a block that it scores below so large a part
-            of its best. Ranks alone would make little of much.
+            of its best. Ranks alone would make much of little.
         question_weights: instead of `weights`, for a short question that asks something; of
             signals that `weights` names as well, and so are the next.
+        question_least_shares: instead of `least_shares`, for such a question.
         anchor_weights: the blocks that these put first are *anchors* of a short question: chosen
             ahead of the fused order. None without.
         anchor_share: so large a part of the places is the anchors' own; a few in any case.
@@ -57,6 +58,7 @@ class Recipe:
     rank_offset: float
     least_shares: Weights = field(default_factory=dict[SignalName, float])
     question_weights: Weights = field(default_factory=dict[SignalName, float])
+    question_least_shares: Weights = field(default_factory=dict[SignalName, float])
     anchor_weights: Weights = field(default_factory=dict[SignalName, float])
     anchor_share: float = 0.0
     anchor_neighbours: bool = True
@@ -77,9 +79,15 @@ class Recipe:
         return self.newest_copies or not of_text.isdisjoint(self.weights)
 
     def for_question(self, question: Question) -> Recipe:
-        """The recipe whose weights are those for a question."""
-        asks = question.asks and question.own_words <= self.short_words
-        return replace(self, weights=self.question_weights or self.weights) if asks else self
+        """The recipe whose weights and least shares are those for a question."""
+        if not self.is_asked(question):
+            return self
+        weights = self.question_weights or self.weights
+        return replace(self, weights=weights, least_shares=self.question_least_shares)
+
+    def is_asked(self, question: Question) -> bool:
+        """Whether it is short and asks something."""
+        return question.asks and question.own_words <= self.short_words
 
     def for_anchors(self) -> Recipe:
         """The recipe whose weights are those for anchors, wherever they stand now."""
@@ -135,13 +143,13 @@ FUSED = Recipe(
         SignalName.RECENCY: 0.5,
     },
     rank_offset=5.0,
-    least_shares={SignalName.LEXICAL: 0.5},
     question_weights={
         SignalName.CONTENT: 2.0,
         SignalName.LEXICAL: 2.0,
         SignalName.ROTATED_MEAN: 1.0,
         SignalName.SUCCESSION: 1.5,
     },
+    question_least_shares={SignalName.LEXICAL: 0.5},
     anchor_weights={SignalName.CONTENT: 1.0, SignalName.LEXICAL: 1.0},
     anchor_share=1 / 6,
     short_words=64,

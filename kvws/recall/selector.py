@@ -133,7 +133,11 @@ class Selector:
             return scores
         if SignalName.LEXICAL in weights:
             task, said = asked.own_tokens()
-            scores[SignalName.LEXICAL] = self._texts.lexical([*task, *said], asked.candidates)
+            scores[SignalName.LEXICAL] = self._texts.lexical(
+                [*task, *said],
+                asked.candidates,
+                in_other_words=self.recipe.is_asked(self._read(said)),
+            )
         if SignalName.SUCCESSION in weights:
             found = self._texts.succession(asked.line, asked.question, asked.candidates)
             if found is not None:
@@ -148,9 +152,9 @@ class Selector:
         """
         regions, budget_blocks = asked.regions, asked.budget_blocks
         _, said = asked.own_tokens()
-        question = Question(len(said), self._asks(said))
-        competing, recipe = np.flatnonzero(asked.candidates), self.recipe
-        ranking = fuse(recipe.for_question(question), by_signal, competing, asked.in_view)
+        question = self._read(said)
+        competing, recipe = np.flatnonzero(asked.candidates), self.recipe.for_question(question)
+        ranking = fuse(recipe, by_signal, competing, asked.in_view)
         anchors = recipe.anchors(places_for_chosen(regions, budget_blocks), question)
         hits: list[int] = []
         if anchors:
@@ -167,10 +171,10 @@ class Selector:
         )
         return Choice(chosen, ranking.spoke)
 
-    def _asks(self, said: Sequence[int]) -> bool:
-        """Whether somebody asks something, in whichever script."""
+    def _read(self, said: Sequence[int]) -> Question:
+        """How a question reads, in whichever script."""
         text = self._spelling.decode(said) if self._spelling is not None else ""
-        return any(mark in text for mark in _QUESTION_MARKS)
+        return Question(len(said), any(mark in text for mark in _QUESTION_MARKS))
 
 
 def _where(tokens: Sequence[int], counts: Rows) -> list[int]:

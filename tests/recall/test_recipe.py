@@ -89,6 +89,20 @@ def test_one_that_asks_nothing_and_an_observation_have_the_usual_weights() -> No
     assert RECIPE.for_question(OBSERVED) == RECIPE
 
 
+def test_of_what_asks_the_least_shares_are_those_for_questions() -> None:
+    recipe = replace(RECIPE, least_shares={MEAN_K: 0.1}, question_least_shares={LEXICAL: 0.5})
+    assert recipe.for_question(ASKED).least_shares == {LEXICAL: 0.5}
+    assert recipe.for_question(ASKED).for_anchors().least_shares == {LEXICAL: 0.5}
+    assert recipe.for_question(TOLD).least_shares == {MEAN_K: 0.1}
+    assert FUSED.for_question(Question(65, asks=True)).least_shares == {}
+
+
+def test_only_what_is_short_and_has_a_question_mark_is_asked() -> None:
+    assert RECIPE.is_asked(ASKED)
+    assert not RECIPE.is_asked(TOLD) and not RECIPE.is_asked(OBSERVED)
+    assert not recipe_named("lexical").is_asked(Question(1, asks=True)), "BM25 and nothing else"
+
+
 def test_a_recipe_without_weights_for_questions_treats_them_as_anything_else() -> None:
     usual = Recipe({CONTENT: 1.0}, 5.0, short_words=10)
     assert usual.for_question(ASKED) == usual

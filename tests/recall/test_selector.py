@@ -94,6 +94,21 @@ def test_the_block_that_has_the_words_of_the_question_is_the_first_by_lexical() 
     assert (first.reason, first.signal, first.ranks) == (Reason.SCORE, LEXICAL, {LEXICAL: 0})
 
 
+def test_only_where_something_short_is_asked_common_words_tell_little() -> None:
+    agent, told = talk(replace(recipe_named("lexical"), short_words=8))
+    common = {"what", "is", "the", "more", "work"}
+    knowing = replace(agent.words.spelling, rarity=lambda word: 0.05 if word in common else 1.0)
+    agent.selector = Selector(agent.selector.recipe, knowing)
+    wordy, rare = agent.says("what is the more of the work"), told["port"]
+    agent.says("the newest does not compete")
+    best = [agent.asks(question).chosen[0].block for question in (
+        "what is the more work of 5433 ?",
+        "what is the more work of 5433",
+        "1 2 3 what is the more work of 5433 ?",
+    )]  # fmt: skip
+    assert best == [rare, wordy, wordy]
+
+
 def test_places_and_near_misses_are_filled_though_no_signal_ranks_so_many() -> None:
     agent, told = talk(recipe_named("lexical"))
     choice = agent.asks("5433 ?", budget=6)

@@ -88,20 +88,27 @@ class TextIndex:
             self._succession.add(exchange, number)
 
     def lexical(
-        self, question: Sequence[int], candidates: npt.NDArray[np.uint8]
+        self,
+        question: Sequence[int],
+        candidates: npt.NDArray[np.uint8],
+        *,
+        in_other_words: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """How much of a question's wording is in each candidate: BM25 over code-aware terms, of
-        which those count less that are common in whatever people write.
+        """How much of a question's wording is in each candidate: BM25 over code-aware terms.
 
         Args:
             question: token ids.
             candidates: [blocks], 1 where a block competes.
+            in_other_words: it may not be put as the blocks put it: those of its words tell less
+                that are common in whatever people write.
 
         Returns:
             [blocks] float32, 0 where a block does not compete or was not read yet.
         """
         asked = terms(self._spelling.decode(question))
-        return self._words.scores(asked, candidates, self._spelling.rarity)
+        if in_other_words:
+            return self._words.scores(asked, candidates, self._spelling.rarity)
+        return self._words.scores(asked, candidates)
 
     def succession(
         self, line: Sequence[int], question: Sequence[int], candidates: npt.NDArray[np.uint8]
