@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from kvws.recall.plan import places_for_chosen, wanted_of_ranking
 from kvws.recall.recipe import Question, Recipe, SignalName
 from kvws.recall.regions import Regions, place_of
 from kvws.recall.text.index import TextIndex
+from kvws.recall.text.sides import BOTH, Sides
 from kvws.recall.text.spelling import Spelling
 
 _QUESTION_MARKS = "?？؟"
@@ -160,13 +162,16 @@ class Selector:
         if anchors:
             hits = fuse(recipe.for_anchors(), by_signal, competing).hits(anchors)
         texts = self._texts
+        sides = None
+        if texts is not None and recipe.is_asked(question):
+            sides = partial(texts.sides, question=said)
         chosen = choose(
             ranking,
             recipe,
             anchors=hits,
             most=wanted_of_ranking(regions, budget_blocks),
             fixed=frozenset(regions.fixed),
-            neighbours=_neighbours_in(asked.line),
+            neighbours=_neighbours_in(asked.line, sides),
             newer_copy=texts.newer_copy if texts is not None else _no_copy,
         )
         return Choice(chosen, ranking.spoke)
@@ -181,14 +186,19 @@ def _where(tokens: Sequence[int], counts: Rows) -> list[int]:
     return [token for token, counts_too in zip(tokens, counts, strict=True) if counts_too]
 
 
-def _neighbours_in(line: Sequence[int]) -> Callable[[int], tuple[int, ...]]:
+def _neighbours_in(
+    line: Sequence[int], sides: Callable[[int], Sides] | None
+) -> Callable[[int], tuple[int, ...]]:
+    """`sides`: which ones of a block are wanted; both of each without it."""
+
     def neighbours(block: int) -> tuple[int, ...]:
         """The block behind it first: what a hit is about is said behind it more often."""
         place = place_of(block, line)
         if place is None:
             return ()
-        behind = tuple(line[place + 1 : place + 2])
-        return (*behind, line[place - 1]) if place else behind
+        wanted = BOTH if sides is None else sides(block)
+        behind = tuple(line[place + 1 : place + 2]) if wanted.behind else ()
+        return (*behind, line[place - 1]) if place and wanted.before else behind
 
     return neighbours
 

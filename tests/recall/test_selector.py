@@ -197,11 +197,10 @@ def test_a_choice_tells_the_signals_that_the_question_was_weighed_by() -> None:
     assert set(unasked.signals) == {MEAN_K, CONTENT, LEXICAL}
 
 
-@pytest.mark.parametrize("question", ["5433 ?", "5433"])
-def test_content_and_words_together_find_the_anchors_of_whatever_is_short(question: str) -> None:
+def test_content_and_words_together_find_the_anchors_of_whatever_is_short() -> None:
     agent, told = talk(ANCHORED)
     content = {told["host"]: 2.0, told["port"]: 1.0}  # and lexical is for the port alone
-    chosen = agent.asks(question, budget=10, content=content, mean_k={8: 1.0}).chosen
+    chosen = agent.asks("5433", budget=10, content=content, mean_k={8: 1.0}).chosen
     assert [(each.block, each.reason) for each in chosen] == [
         (told["port"], Reason.ANCHOR),
         (told["host"], Reason.ANCHOR),
@@ -212,6 +211,20 @@ def test_content_and_words_together_find_the_anchors_of_whatever_is_short(questi
         (8, Reason.SCORE),
         (7, Reason.SCORE),
     ]
+
+
+def test_where_something_is_asked_an_anchor_brings_the_neighbour_that_its_words_are_next_to() -> (
+    None
+):
+    agent, told = talk(ANCHORED)
+    content = {told["host"]: 2.0, told["port"]: 1.0}
+    chosen = agent.asks("5433 ?", budget=10, content=content).chosen
+    assert [(each.block, each.reason) for each in chosen[:3]] == [
+        (told["port"], Reason.ANCHOR),
+        (told["host"], Reason.ANCHOR),  # without a word that is asked
+        (told["first"], Reason.NEIGHBOUR),
+    ]
+    assert chosen[3].reason is Reason.SCORE
 
 
 def test_what_asks_nothing_has_no_anchors_unless_the_recipe_says_so() -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvws.recall.text.block_terms import block_terms
 from kvws.recall.text.copies import COPIED_SHARE, TAIL_TOKENS, CopyIndex, share_held
 from kvws.recall.text.lexical import LexicalIndex
+from kvws.recall.text.sides import BOTH, Sides, sides_of
 from kvws.recall.text.spelling import Spelling
 from kvws.recall.text.succession import SuccessionIndex
 from kvws.recall.text.terms import terms
@@ -129,6 +130,15 @@ class TextIndex:
             return None
         scores = self._succession.scores(line, question, len(candidates))
         return None if scores is None else np.where(candidates != 0, scores, np.float32(0))
+
+    def sides(self, block: int, question: Sequence[int]) -> Sides:
+        """Which neighbours of a block go on with what a question asks for; both of one that was
+        not read yet."""
+        if block not in self._tree:
+            return BOTH
+        decode = self._spelling.decode
+        asked = frozenset(terms(decode(question)))
+        return sides_of(decode(self._tree.tokens(block)), asked, self._spelling.rarity)
 
     def newer_copy(self, block: int, among: Container[int]) -> tuple[int, ...] | None:
         """The blocks of `among` that say later what a block says, oldest first, or None."""
