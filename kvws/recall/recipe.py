@@ -147,7 +147,7 @@ FUSED = Recipe(
         SignalName.CONTENT: 2.0,
         SignalName.LEXICAL: 2.0,
         SignalName.ROTATED_MEAN: 1.0,
-        SignalName.SUCCESSION: 1.5,
+        SignalName.SUCCESSION: 2.5,
     },
     question_least_shares={SignalName.LEXICAL: 0.5},
     anchor_weights={SignalName.CONTENT: 1.0, SignalName.LEXICAL: 1.0},
