@@ -1,8 +1,8 @@
 """What a step's data path costs in sessions of up to ten million tokens, beside a small one.
 
-One session grows from size to size, and another stays as small as the first of them. At each size
-both take some steps in turn, with a shortlist as the product does, and one with a close look at
-every block: growth is what a step takes over what the small session's takes just then.
+One session grows from size to size. At each, it and a new one of the smallest size take some steps
+in turn, with a shortlist as the product does, and one with a close look at every block: growth is
+what a step takes over what the small session's takes just then.
 """
 
 from __future__ import annotations
@@ -93,19 +93,20 @@ def measure_scale(
             hint="raise --tokens, or lower --budget",
         )
     torch.set_num_threads(threads)
-    smallest, *larger = sorted(sizes)
-    sessions = [LongSession(model, limits) for _ in range(2 if larger else 1)]
-    paths = [
-        DataPath(each, query_tokens=query_tokens, staged_blocks=staged_blocks) for each in sessions
-    ]
-    session, small = sessions[0], sessions[-1]
-    if larger:
-        small.grow(smallest // BLOCK_TOKENS, progress)
+
+    def new_path() -> DataPath:
+        session = LongSession(model, limits)
+        return DataPath(session, query_tokens=query_tokens, staged_blocks=staged_blocks)
+
+    path, smallest_blocks = new_path(), min(sizes) // BLOCK_TOKENS
+    session = path.session
     freeze_what_is_loaded()  # as the endpoint does
     costs: list[SizeCost] = []
-    for tokens in (smallest, *larger):
+    for tokens in sorted(sizes):
         blocks = tokens // BLOCK_TOKENS
-        missing_bytes = (blocks - session.blocks) * session.bytes_per_block + _SCRATCH_BYTES
+        paths = [path] if len(sizes) == 1 else [path, new_path()]
+        missing_blocks = blocks - session.blocks + (len(paths) - 1) * smallest_blocks
+        missing_bytes = missing_blocks * session.bytes_per_block + _SCRATCH_BYTES
         if missing_bytes > free_bytes():
             progress(
                 f"left out: {tokens:,} tokens need {missing_bytes / 1e9:.1f} GB more, "
@@ -113,6 +114,8 @@ def measure_scale(
             )
             continue
         session.grow(blocks, progress)
+        for beside in paths[1:]:
+            beside.session.grow(smallest_blocks, progress)
         progress(f"{tokens:,} tokens: {steps} steps, then {exact_steps} with every block")
         index_bytes, text_bytes = session.index.nbytes, session.text_bytes
         near = asyncio.run(steps_in_turn(paths, steps, limits.scored_blocks))
@@ -164,4 +167,3 @@ def scale_table(costs: Sequence[SizeCost], *, cpu: bool) -> Table:
             megabytes(cost.text_bytes),
         )
     return table
-

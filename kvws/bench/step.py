@@ -110,13 +110,17 @@ class PartTimes:
 
 
 class DataPath:
-    """Steps of one session, one after the other."""
+    """Steps of one session, one after the other.
+
+    Attributes:
+        session: that takes them.
+    """
 
     def __init__(
         self, session: LongSession, *, query_tokens: int, staged_blocks: int, seed: int = 7
     ) -> None:
         """`staged_blocks`: that every step stages in from host memory."""
-        self._session = session
+        self.session = session
         self._query_tokens = query_tokens
         self._staged_blocks = staged_blocks
         self._rng = random.Random(seed)  # noqa: S311 (not for secrets)
@@ -126,7 +130,7 @@ class DataPath:
 
     async def step(self, times: PartTimes, closely_at_most: int) -> None:
         """One more. Mutates `times`."""
-        session = self._session
+        session = self.session
         workspace, thread = session.workspace, session.thread
         new_tokens, new_rows = session.new_tokens(NEW_BLOCKS), session.new_rows(NEW_BLOCKS)
         question = session.turns.words(self._query_tokens)
@@ -170,7 +174,7 @@ class DataPath:
 
     def _asked(self, question: Sequence[int]) -> Asked:
         """What a view is chosen for: a session with a long system prompt and a short task."""
-        session, limits = self._session, self._session.limits
+        session, limits = self.session, self.session.limits
         workspace, thread = session.workspace, session.thread
         line = thread.line
         spans = PromptSpans(
@@ -195,7 +199,7 @@ class DataPath:
         )
 
     async def _planned(self, looked: Looked) -> tuple[int, ...]:
-        session, limits = self._session, self._session.limits
+        session, limits = self.session, self.session.limits
         choice = await choose(session.workspace, looked.asked, looked.by_signal)
         plan = plan_view(
             current=session.thread.view,

@@ -34,7 +34,7 @@ class PieceTokenizer:
         """Token ids of a whole text; its pieces are remembered."""
         if self._pieces_agree(text):
             return self._by_remembered_piece(text)
-        return self._encode([text])[0]
+        return self.unremembered(text)
 
     def unremembered(self, text: str) -> list[int]:
         """Token ids of a whole text; nothing is remembered."""

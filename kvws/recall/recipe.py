@@ -45,7 +45,8 @@ class Recipe:
         anchor_weights: the blocks that these put first are *anchors* of a short question: chosen
             ahead of the fused order. None without.
         anchor_share: so large a part of the places is the anchors' own; a few in any case.
-        anchor_neighbours: an anchor brings the blocks behind and before it.
+        anchor_neighbours: an anchor brings the block behind and the one before it; of a short
+            question that asks something, those of them that may go on with what is asked.
         short_words: a question of at most so many tokens of its own is short. A longer one is no
             question but an observation, and says itself what the answer needs.
         told_words: what is at most so long has anchors though it asks nothing: a short order, or
@@ -100,7 +101,7 @@ class Recipe:
         if not self.anchor_weights or not 0 < question.own_words <= longest:
             return 0
         wanted = max(_LEAST_ASKED if asks else _LEAST_TOLD, int(self.anchor_share * places))
-        # Each brings two neighbours. Who asks wants the right one among them first of all.
+        # With their neighbours: some two a block where something is asked, else three.
         return min(wanted, max(1, places // (2 if asks else 3)))
 
     def only(self, names: Container[SignalName]) -> Recipe:

@@ -59,7 +59,8 @@ class RunIndex:
     def score(
         self, query: Query, blocks_of_tile: BlocksOfTile, near: DeviceRows | None = None
     ) -> torch.Tensor:
-        """How much a query wants each run: as `Content` scores blocks, by the means of runs.
+        """How much a query wants each run: as `Content` scores blocks, by the means of runs, for
+        ASKING_TOKENS of the query's content rows at most.
 
         Args:
             near: where they are scored; None for host memory.

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -153,7 +152,7 @@ class Selector:
             by_signal: of the first look and of the ranks, by block number.
         """
         regions, budget_blocks = asked.regions, asked.budget_blocks
-        _, said = asked.own_tokens()
+        task, said = asked.own_tokens()
         question = self._read(said)
         competing, recipe = np.flatnonzero(asked.candidates), self.recipe.for_question(question)
         ranking = fuse(recipe, by_signal, competing, asked.in_view)
@@ -164,7 +163,7 @@ class Selector:
         texts = self._texts
         sides = None
         if texts is not None and recipe.is_asked(question):
-            sides = partial(texts.sides, question=said)
+            sides = texts.sides([*task, *said])
         chosen = choose(
             ranking,
             recipe,

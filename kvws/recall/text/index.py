@@ -131,14 +131,22 @@ class TextIndex:
         scores = self._succession.scores(line, question, len(candidates))
         return None if scores is None else np.where(candidates != 0, scores, np.float32(0))
 
-    def sides(self, block: int, question: Sequence[int]) -> Sides:
+    def sides(self, question: Sequence[int]) -> Callable[[int], Sides]:
         """Which neighbours of a block go on with what a question asks for; both of one that was
-        not read yet."""
-        if block not in self._tree:
-            return BOTH
-        decode = self._spelling.decode
+        not read yet.
+
+        Args:
+            question: token ids, as for `lexical`.
+        """
+        decode, rarity = self._spelling.decode, self._spelling.rarity
         asked = frozenset(terms(decode(question)))
-        return sides_of(decode(self._tree.tokens(block)), asked, self._spelling.rarity)
+
+        def of_block(block: int) -> Sides:
+            if block not in self._tree:
+                return BOTH
+            return sides_of(decode(self._tree.tokens(block)), asked, rarity)
+
+        return of_block
 
     def newer_copy(self, block: int, among: Container[int]) -> tuple[int, ...] | None:
         """The blocks of `among` that say later what a block says, oldest first, or None."""

@@ -40,13 +40,11 @@ def test_the_rarest_asked_word_tells_and_commoner_ones_do_not() -> None:
     assert sides_of(text, {"module"}, rarity) == Sides(behind=False, before=True)
 
 
-def test_nearly_as_rare_tells_too() -> None:
-    text = "crawler .................... router2 router"
-    assert sides_of(text, {"crawler", "router"}, lambda word: rarity(word) or 1.0) == Sides(
-        behind=False, before=True
-    )
-    near = {"crawler": 1.0, "router": 0.95}
-    assert sides_of(text, set(near), near.__getitem__) == Sides(behind=True, before=True)
+@pytest.mark.parametrize(("other", "tells"), [(0.95, True), (0.85, False)])
+def test_a_word_that_is_nearly_as_rare_tells_too(other: float, tells: bool) -> None:
+    rarities = {"crawler": 1.0, "router": other}
+    found = sides_of("crawler ........ router", set(rarities), rarities.__getitem__)
+    assert found == Sides(behind=tells, before=True)
 
 
 def test_common_words_alone_tell_nothing() -> None:
