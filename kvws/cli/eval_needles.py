@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from kvws.eval.asking import Answered
     from kvws.eval.facts import FactSet
+    from kvws.eval.needles import Haystack
     from kvws.recall.recipe import Recipe
     from kvws.replay.trace import Trace
 
@@ -58,6 +59,7 @@ _ROOM_TOKENS = 1200
     show_default=True,
     help="Tokens of the window that a question is probed behind; 0 for the whole history.",
 )
+@click.option("--orders", is_flag=True, help="Tell the model to say them, instead of asking.")
 def needles(
     traces: tuple[Path, ...],
     model: str | None,
@@ -69,6 +71,7 @@ def needles(
     templates: str,
     per_trace: int,
     probe_tokens: int,
+    orders: bool,
 ) -> None:
     """Plant facts in recorded sessions, and ask for them behind every kind of view.
 
@@ -90,9 +93,8 @@ def needles(
     errors = Console(stderr=True)
     if judge.profile is None:
         errors.print(f"{judge.name} is not calibrated: measured without content heads")
-    answered, left_out = _ask_all(
-        judge, sessions, facts, recipes, budgets, seed, per_trace, probe_tokens, errors
-    )
+    stacks, left_out = _haystacks(judge, sessions, facts, budgets, seed, per_trace, errors)
+    answered = _ask_all(judge, stacks, recipes, budgets, seed, probe_tokens, orders, errors)
     console = Console(width=None if Console().is_terminal else 170)
     _print(console, answered, budgets)
     if left_out:
@@ -108,27 +110,25 @@ def needles(
             "seed": seed,
             "per_trace": per_trace,
             "probe_tokens": probe_tokens,
+            "orders": orders,
             "left_out": left_out,
             **as_json(answered, budgets),
         }
         write_report(json_path, report)
 
 
-def _ask_all(
+def _haystacks(
     judge: Judge,
     sessions: Sequence[Trace],
     facts: FactSet,
-    recipes: dict[str, Recipe],
     budgets: Sequence[int],
     seed: int,
     per_trace: int,
-    probe_tokens: int,
     errors: Console,
-) -> tuple[list[Answered], int]:
-    """All answers, and how many facts could not be asked for."""
-    from kvws.eval.asking import Asking
+) -> tuple[list[Haystack], int]:
+    """Histories with facts in them, and how many facts could not be asked for."""
     from kvws.eval.episodes import require_episodes
-    from kvws.eval.needles import LEAST_TOKENS, Haystack, haystacks_of
+    from kvws.eval.needles import LEAST_TOKENS, haystacks_of
 
     stacks: list[Haystack] = []
     for trace in sessions:
@@ -144,16 +144,38 @@ def _ask_all(
             errors.print(f"left out: {trace.name}, shorter than {LEAST_TOKENS} tokens")
         stacks += found
     require_episodes([stack.episode for stack in stacks], LEAST_TOKENS)
+    return stacks, sum(stack.left_out for stack in stacks)
+
+
+def _ask_all(
+    judge: Judge,
+    stacks: Sequence[Haystack],
+    recipes: dict[str, Recipe],
+    budgets: Sequence[int],
+    seed: int,
+    probe_tokens: int,
+    orders: bool,
+    errors: Console,
+) -> list[Answered]:
+    from kvws.eval.asking import Asking
+
     answered: list[Answered] = []
     with progress_bar(errors) as progress:
         total = sum(len(stack.needles) for stack in stacks)
         task = progress.add_task("asking for facts", total=total)
         for stack in stacks:
-            asking = Asking(judge.reader, judge.renderer, judge.profile, stack, probe_tokens)
+            asking = Asking(
+                judge.reader,
+                judge.renderer,
+                judge.profile,
+                stack,
+                probe_tokens,
+                as_orders=orders,
+            )
             for needle in stack.needles:
                 answered += asking.answers(needle, recipes, budgets, str(seed))
                 progress.advance(task)
-    return answered, sum(stack.left_out for stack in stacks)
+    return answered
 
 
 def _print(console: Console, answered: Sequence[Answered], budgets: Sequence[int]) -> None:

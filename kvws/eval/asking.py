@@ -93,12 +93,16 @@ class Asking:
         profile: Profile | None,
         haystack: Haystack,
         probe_tokens: int = 512,
+        *,
+        as_orders: bool = False,
     ) -> None:
         """Reads the history.
 
         Args:
             probe_tokens: of the window that a question is probed behind; 0 for the history.
+            as_orders: questions are put as orders.
         """
+        self._as_orders = as_orders
         self._reader, self._renderer, self._episode = reader, renderer, haystack.episode
         self._probe_blocks = probe_tokens // BLOCK_TOKENS
         whole = len(haystack.tokens) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -112,6 +116,7 @@ class Asking:
     ) -> Iterator[Answered]:
         """Ask for a needle in its own words and in others, behind every arm's view."""
         for question in questions_of(needle):
+            question = question.as_order() if self._as_orders else question
             asked = [*self._tail, *question_tokens(self._renderer, question.text)[0]]
             jury = _Jury(self._reader, self._renderer, self._history, asked, question, needle)
             queries = self._probe(asked)

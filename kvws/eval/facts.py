@@ -44,6 +44,11 @@ class Question:
     cue: str
     value: str
 
+    def as_order(self) -> Question:
+        """The same, told instead of asked."""
+        told = f"Tell me {self.text[0].lower()}{self.text[1:].removesuffix('?')}."
+        return replace(self, text=told)
+
 
 @dataclass(frozen=True)
 class Fact:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvws.recall.text.spelling import Spelling
+from kvws.recall.text.spelling import Spelling, is_marker
 
 _LONGEST_ROLE_TOKENS = 8
 
@@ -51,7 +51,7 @@ def _header(question: Sequence[int], place: int, spelling: Spelling) -> int:
         return place + len(opening)
     if token == spelling.message_start:
         return _behind_role(question, place + 1, spelling)
-    return place + 1 if _is_marker(spelling.decode([token])) else place
+    return place + 1 if is_marker(spelling.decode([token])) else place
 
 
 def _behind_role(question: Sequence[int], place: int, spelling: Spelling) -> int:
@@ -59,7 +59,7 @@ def _behind_role(question: Sequence[int], place: int, spelling: Spelling) -> int
     blank. Without either it is taken to be as long as the assistant's."""
     for end in range(place, min(len(question), place + _LONGEST_ROLE_TOKENS)):
         text = spelling.decode([question[end]])
-        if question[end] in spelling.opening[1:] and _is_marker(text):
+        if question[end] in spelling.opening[1:] and is_marker(text):
             return end + 1
         if text[:1].isspace():
             return end
@@ -71,9 +71,3 @@ def _first_word(question: Sequence[int], place: int, spelling: Spelling) -> int:
     while place < len(question) and not spelling.decode([question[place]]).strip():
         place += 1
     return place
-
-
-def _is_marker(text: str) -> bool:
-    """Whether a token is written like <|im_end|>, </s> or [INST]."""
-    text = text.strip()
-    return len(text) > 2 and (text[0], text[-1]) in (("<", ">"), ("[", "]"))

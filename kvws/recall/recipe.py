@@ -39,18 +39,18 @@ class Recipe:
         rank_offset: the k of reciprocal rank fusion: the smaller, the more the first ranks count.
         least_shares: a signal has nothing to say for a block that it scores below so large a part
             of its best. Ranks alone would make much of little.
-        question_weights: instead of `weights`, for a short question that asks something; of
-            signals that `weights` names as well, and so are the next.
+        question_weights: instead of `weights`, for a short question in which a person asks for
+            something; of signals that `weights` names as well, and so are the next.
         question_least_shares: instead of `least_shares`, for such a question.
         anchor_weights: the blocks that these put first are *anchors* of a short question: chosen
             ahead of the fused order. None without.
         anchor_share: so large a part of the places is the anchors' own; a few in any case.
         anchor_neighbours: an anchor brings the block behind and the one before it; of a short
-            question that asks something, those of them that may go on with what is asked.
+            question of a person's, those of them that may go on with what is asked for.
         short_words: a question of at most so many tokens of its own is short. A longer one is no
             question but an observation, and says itself what the answer needs.
-        told_words: what is at most so long has anchors though it asks nothing: a short order, or
-            a short result of a tool.
+        told_words: what is at most so long has anchors though it asks for nothing: a short
+            result of a tool.
         newest_copies: a block that newer ones repeat gives its place to them.
         stay_bonus: a score counts for so much more of a block that is in the view already.
     """
@@ -87,7 +87,7 @@ class Recipe:
         return replace(self, weights=weights, least_shares=self.question_least_shares)
 
     def is_asked(self, question: Question) -> bool:
-        """Whether it is short and asks something."""
+        """Whether it is short and a person asks for something."""
         return question.asks and question.own_words <= self.short_words
 
     def for_anchors(self) -> Recipe:
@@ -123,7 +123,7 @@ class Question:
 
     Attributes:
         own_words: tokens that are not the chat template's.
-        asks: it has a question mark.
+        asks: a person asks for something, as a question or as an order.
     """
 
     own_words: int
@@ -133,7 +133,7 @@ class Question:
 AUTO = "auto"
 
 _LEAST_ASKED, _LEAST_TOLD = 4, 2
-"""Anchors of what asks something, and of what does not."""
+"""Anchors of what asks for something, and of what does not."""
 
 FUSED = Recipe(
     weights={

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvws.recall.asking import asks
 from kvws.recall.choice import Chosen, choose
 from kvws.recall.fusion import Scores, fuse
 from kvws.recall.own_words import own_words
@@ -26,8 +27,6 @@ from kvws.recall.regions import Regions, place_of
 from kvws.recall.text.index import TextIndex
 from kvws.recall.text.sides import BOTH, Sides
 from kvws.recall.text.spelling import Spelling
-
-_QUESTION_MARKS = "?？؟"
 
 Rows = npt.NDArray[np.uint8]
 
@@ -137,7 +136,7 @@ class Selector:
             scores[SignalName.LEXICAL] = self._texts.lexical(
                 [*task, *said],
                 asked.candidates,
-                in_other_words=self.recipe.is_asked(self._read(said)),
+                in_other_words=self.recipe.is_asked(self._read(asked)),
             )
         if SignalName.SUCCESSION in weights:
             found = self._texts.succession(asked.line, asked.question, asked.candidates)
@@ -153,7 +152,7 @@ class Selector:
         """
         regions, budget_blocks = asked.regions, asked.budget_blocks
         task, said = asked.own_tokens()
-        question = self._read(said)
+        question = self._read(asked)
         competing, recipe = np.flatnonzero(asked.candidates), self.recipe.for_question(question)
         ranking = fuse(recipe, by_signal, competing, asked.in_view)
         anchors = recipe.anchors(places_for_chosen(regions, budget_blocks), question)
@@ -175,10 +174,11 @@ class Selector:
         )
         return Choice(chosen, ranking.spoke)
 
-    def _read(self, said: Sequence[int]) -> Question:
-        """How a question reads, in whichever script."""
-        text = self._spelling.decode(said) if self._spelling is not None else ""
-        return Question(len(said), any(mark in text for mark in _QUESTION_MARKS))
+    def _read(self, asked: Asked) -> Question:
+        """How a question reads."""
+        own = asked.own[len(asked.again) :]
+        wanted = self._spelling is not None and asks(asked.question, own, self._spelling)
+        return Question(int(own.sum()), wanted)
 
 
 def _where(tokens: Sequence[int], counts: Rows) -> list[int]:

@@ -31,26 +31,29 @@ def test_the_packaged_model_opens_a_turn_with_its_marker_and_the_role(smollm2: P
     renderer = ChatRenderer(smollm2)
     spelling = spelling_of(renderer)
     assert spelling.decode(spelling.opening) == "<|im_start|>assistant"
+    assert spelling.decode(spelling.user_opening) == "<|im_start|>user"
     assert spelling.message_start == spelling.opening[0]
     assert openings_in(renderer, spelling.opening) == 2
+    assert openings_in(renderer, spelling.user_opening) == 2
 
 
 @pytest.mark.parametrize("tokenizer", [bytes_and_pairs, blank_first])
 @pytest.mark.parametrize(
-    ("family", "opening", "starts_messages"),
+    ("family", "opening", "of_users", "starts_messages"),
     [
-        ("chatml", "<|im_start|>assistant", True),
-        ("qwen2", "<|im_start|>assistant", True),
-        ("llama3", "<|head|>assistant<|/head|>", True),
-        ("qwen3", "<|im_start|>assistant", True),
-        ("gemma", "<turn>model", True),
-        ("named answers", "<|im_start|>assistant", True),
-        ("mistral", "", False),
+        ("chatml", "<|im_start|>assistant", "<|im_start|>user", True),
+        ("qwen2", "<|im_start|>assistant", "<|im_start|>user", True),
+        ("llama3", "<|head|>assistant<|/head|>", "<|head|>user<|/head|>", True),
+        ("qwen3", "<|im_start|>assistant", "<|im_start|>user", True),
+        ("gemma", "<turn>model", "<turn>user", True),
+        ("named answers", "<|im_start|>assistant", "<|im_start|>user", True),
+        ("mistral", "", "[INST]", False),
     ],
 )
 def test_every_turn_of_a_family_begins_with_its_opening(
     family: str,
     opening: str,
+    of_users: str,
     starts_messages: bool,
     tokenizer: Callable[[], Tokenizer],
     tmp_path: Path,
@@ -62,12 +65,15 @@ def test_every_turn_of_a_family_begins_with_its_opening(
     assert (spelling.message_start is not None) == starts_messages
     if opening:
         assert openings_in(renderer, spelling.opening) == 2
+    assert spelling.decode(spelling.user_opening).replace(" ", "") == of_users
+    assert openings_in(renderer, spelling.user_opening) == 2
 
 
 def test_a_template_that_writes_texts_one_behind_the_other_has_no_opening(tmp_path: Path) -> None:
     bare = "{%- for message in messages %}{{ message.content + '\n' }}{% endfor %}"
     spelling = spelling_of(make_renderer(tmp_path, bare, bytes_and_pairs()))
     assert spelling.opening == () and spelling.message_start is None
+    assert spelling.user_opening == ()
 
 
 def test_a_role_in_plain_words_is_an_opening_but_starts_no_other_message(tmp_path: Path) -> None:
@@ -75,6 +81,7 @@ def test_a_role_in_plain_words_is_an_opening_but_starts_no_other_message(tmp_pat
     renderer = make_renderer(tmp_path, plain, bytes_and_pairs())
     spelling = spelling_of(renderer)
     assert spelling.decode(spelling.opening) == "assistant:" and spelling.message_start is None
+    assert spelling.user_opening == (), "no marker: where it begins cannot be told"
     assert openings_in(renderer, spelling.opening) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
@@ -42,6 +43,15 @@ def test_there_are_enough_forms_of_many_kinds() -> None:
     assert {template.kind for template in TEMPLATES} == {
         *("code", "port", "number", "version", "name", "hash", "path", "words")
     }
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
+def test_a_question_can_be_put_as_an_order(template: Template) -> None:
+    for question in one_fact(template).questions:
+        order = question.as_order()
+        asked = question.text[0].lower() + question.text[1:-1]
+        assert order.text == f"Tell me {asked}." and question.text.endswith("?")
+        assert replace(order, text=question.text) == question
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)

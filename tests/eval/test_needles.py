@@ -282,19 +282,23 @@ def written(folder: Path, turns: int) -> Path:
     return path
 
 
-def test_a_model_is_asked_from_the_command_line(smollm2: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("put", [(), ("--orders",)])
+def test_a_model_is_asked_from_the_command_line(
+    put: tuple[str, ...], smollm2: Path, tmp_path: Path
+) -> None:
     """The real one, one fact."""
     report = tmp_path / "report.json"
     result = CliRunner().invoke(
         main,
         [
             *("eval", "needles", str(written(tmp_path, 60)), "--model", str(smollm2)),
-            *("--budgets", "12", "--per-trace", "1", "--json", str(report)),
+            *("--budgets", "12", "--per-trace", "1", "--json", str(report), *put),
         ],
     )
     assert result.exit_code == 0, result.output
     assert "12 % of the history" in result.output
     content = json.loads(report.read_text())
+    assert content["orders"] == bool(put)
     of = content["figures"]["12"]["all"]
     assert of[FULL]["all_in_view"] == of[RIGHT]["all_in_view"] == 1.0
     assert of[SINK_WINDOW]["some_in_view"] == 0.0

@@ -97,7 +97,7 @@ def test_of_what_asks_the_least_shares_are_those_for_questions() -> None:
     assert FUSED.for_question(Question(65, asks=True)).least_shares == {}
 
 
-def test_only_what_is_short_and_has_a_question_mark_is_asked() -> None:
+def test_only_what_is_short_and_asks_for_something_is_asked() -> None:
     assert RECIPE.is_asked(ASKED)
     assert not RECIPE.is_asked(TOLD) and not RECIPE.is_asked(OBSERVED)
     assert not recipe_named("lexical").is_asked(Question(1, asks=True)), "BM25 and nothing else"

@@ -74,6 +74,11 @@ class Agent:
         return self.selector.choose(asked, {**self.selector.first_look(asked), **by_signal})
 
 
+def result(text: str) -> str:
+    """A tool's, as agents wrap it."""
+    return f"[ {text} ]"
+
+
 def talk(recipe: Recipe, *, reads_text: bool = True) -> tuple[Agent, dict[str, int]]:
     """Ten blocks; the third names a port, the sixth a host."""
     agent = Agent(recipe, reads_text=reads_text)
@@ -103,7 +108,7 @@ def test_only_where_something_short_is_asked_common_words_tell_little() -> None:
     agent.says("the newest does not compete")
     best = [agent.asks(question).chosen[0].block for question in (
         "what is the more work of 5433 ?",
-        "what is the more work of 5433",
+        result("what is the more work of 5433"),
         "1 2 3 what is the more work of 5433 ?",
     )]  # fmt: skip
     assert best == [rare, wordy, wordy]
@@ -121,9 +126,9 @@ def test_places_and_near_misses_are_filled_though_no_signal_ranks_so_many() -> N
 
 def test_a_choice_tells_which_signals_had_anything_to_say() -> None:
     agent, told = talk(recipe_named("lexical,recency,mean-k,succession"))
-    assert agent.asks("port").signals == (LEXICAL, RECENCY)
-    assert agent.asks("unheard").signals == (RECENCY,)
-    scored = agent.asks("unheard", mean_k={told["host"]: 0.5})
+    assert agent.asks(result("port")).signals == (LEXICAL, RECENCY)
+    assert agent.asks(result("unheard")).signals == (RECENCY,)
+    scored = agent.asks(result("unheard"), mean_k={told["host"]: 0.5})
     assert set(scored.signals) == {RECENCY, MEAN_K}
 
 
@@ -165,22 +170,26 @@ def best_of(recipe: Recipe, question: str, *, reads_text: bool = True) -> str:
 
 
 @pytest.mark.parametrize("mark", ["?", "\uff1f", "\u061f"])
-def test_a_short_question_with_a_question_mark_is_weighed_as_a_question(mark: str) -> None:
+def test_a_short_question_of_a_persons_is_weighed_as_a_question(mark: str) -> None:
     assert best_of(SHORT, f"where does it listen {mark}") == "port"
     assert best_of(SHORT, f"where does it listen{mark} tell me") == "port"
 
 
-def test_without_a_question_mark_or_at_length_it_has_the_usual_weights() -> None:
-    assert best_of(SHORT, "where does it listen") == "host"
+def test_a_short_order_is_weighed_as_a_question_too() -> None:
+    assert best_of(SHORT, "tell me where it listens .") == "port"
+
+
+def test_a_result_or_what_is_long_has_the_usual_weights() -> None:
+    assert best_of(SHORT, result("where does it listen")) == "host"
     assert best_of(SHORT, "1 2 3 4 5 6 7 ?") == "port"
     assert best_of(SHORT, "1 2 3 4 5 6 7 8 ?") == "host"
 
 
-def test_only_what_somebody_says_makes_a_question() -> None:
+def test_the_message_before_makes_no_question() -> None:
     header, opening = "<|im_start|> user", "<|im_end|> <|im_start|> assistant"
     assert best_of(SHORT, f"{header} 1 2 3 4 5 6 7 ? {opening}") == "port"
     before = "was it so ? <|im_end|>"
-    assert best_of(SHORT, f"{before} {header} go on {opening}") == "host"
+    assert best_of(SHORT, f"{before} {header} {result('ok')} {opening}") == "host"
     assert best_of(SHORT, f"{before} {header} 1 2 3 4 5 6 7 ? {opening}") == "port"
 
 
@@ -193,14 +202,15 @@ def test_a_choice_tells_the_signals_that_the_question_was_weighed_by() -> None:
     mean_k, content = {told["host"]: 1.0}, {told["port"]: 1.0}
     asked = agent.asks("the host ?", mean_k=mean_k, content=content)
     assert asked.signals == (CONTENT,)
-    unasked = agent.asks("the host", mean_k=mean_k, content=content)
+    unasked = agent.asks(result("the host"), mean_k=mean_k, content=content)
     assert set(unasked.signals) == {MEAN_K, CONTENT, LEXICAL}
 
 
 def test_content_and_words_together_find_the_anchors_of_whatever_is_short() -> None:
     agent, told = talk(ANCHORED)
     content = {told["host"]: 2.0, told["port"]: 1.0}  # and lexical is for the port alone
-    chosen = agent.asks("5433", budget=10, content=content, mean_k={8: 1.0}).chosen
+    shown = result("5433")
+    chosen = agent.asks(shown, budget=10, content=content, mean_k={8: 1.0}).chosen
     assert [(each.block, each.reason) for each in chosen] == [
         (told["port"], Reason.ANCHOR),
         (told["host"], Reason.ANCHOR),
@@ -230,7 +240,7 @@ def test_where_something_is_asked_an_anchor_brings_the_neighbour_that_its_words_
 def test_what_asks_nothing_has_no_anchors_unless_the_recipe_says_so() -> None:
     agent, told = talk(replace(ANCHORED, told_words=0))
     hit = {told["port"]: 2.0}
-    assert agent.asks("5433", content=hit).chosen[0].reason is Reason.SCORE
+    assert agent.asks(result("5433"), content=hit).chosen[0].reason is Reason.SCORE
     assert agent.asks("5433 ?", content=hit).chosen[0].reason is Reason.ANCHOR
 
 
@@ -243,7 +253,8 @@ def test_anchors_come_alone_if_the_recipe_says_so() -> None:
 
 def test_anchors_are_the_best_of_their_signals_wherever_the_usual_weights_put_them() -> None:
     agent, told = talk(ANCHORED)
-    chosen = agent.asks("what now", content={told["port"]: 1.0}, mean_k={8: 1.0, 7: 0.5}).chosen
+    scores = {"content": {told["port"]: 1.0}, "mean_k": {8: 1.0, 7: 0.5}}
+    chosen = agent.asks(result("what now"), **scores).chosen
     anchors = [each for each in chosen if each.reason is Reason.ANCHOR]
     assert [each.block for each in anchors] == [told["port"]], "nothing is said for a second"
     assert anchors[0].ranks == {CONTENT: 0} and anchors[0].signal is CONTENT
@@ -253,7 +264,8 @@ def test_anchors_are_the_best_of_their_signals_wherever_the_usual_weights_put_th
 def test_a_place_in_the_view_makes_no_anchor() -> None:
     agent, told = talk(replace(ANCHORED, stay_bonus=100.0))
     content = {told["port"]: 2.0, 6: 1.5, told["host"]: 1.0}
-    chosen = agent.asks("what now", budget=10, in_view=[told["host"]], content=content).chosen
+    shown, held = result("what now"), [told["host"]]
+    chosen = agent.asks(shown, budget=10, in_view=held, content=content).chosen
     anchors = [each.block for each in chosen if each.reason is Reason.ANCHOR]
     assert anchors == [told["port"], 6]
 
@@ -332,7 +344,7 @@ def test_a_block_that_is_not_read_yet_is_no_trouble() -> None:
     agent.asks("port")
     unread = agent.says("the port is another one")
     regions = Regions.of_line(agent.line, 1, 0)
-    question = agent.words("which port")
+    question = agent.words(result("port"))
     asked = Asked(
         agent.line,
         question,

@@ -15,6 +15,7 @@ class Spelling:
         decode: the text of token ids, special tokens included, a broken character as U+FFFD.
             The text of more tokens begins with that of fewer, but for such characters.
         opening: the tokens that open an assistant's turn; () where the template has none.
+        user_opening: those that open a user's message; () where none are known.
         rarity: how much a lower-cased word tells, above 0 and up to 1: the less, the commoner it
             is in what people write.
     """
@@ -22,6 +23,7 @@ class Spelling:
     decode: Callable[[Sequence[int]], str]
     opening: tuple[int, ...] = ()
     rarity: Callable[[str], float] = lambda word: 1.0
+    user_opening: tuple[int, ...] = ()
 
     @cached_property
     def message_start(self) -> int | None:
@@ -29,6 +31,11 @@ class Spelling:
         is a marker such as <|im_start|>. None where only the opening as a whole tells."""
         if not self.opening:
             return None
-        text = self.decode(self.opening[:1]).strip()
-        is_marker = len(text) > 2 and text[0] in "<[" and text[-1] in ">]"
-        return self.opening[0] if is_marker else None
+        first = self.opening[0]
+        return first if is_marker(self.decode([first])) else None
+
+
+def is_marker(text: str) -> bool:
+    """Whether a token is written like <|im_end|>, </s> or [INST]."""
+    text = text.strip()
+    return len(text) > 2 and (text[0], text[-1]) in (("<", ">"), ("[", "]"))
