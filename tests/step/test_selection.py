@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvws.recall.plan import Action, Decision
@@ -23,14 +23,20 @@ ASKED = 3
 RARE_WORDS = [8000 * 3 + number for number in range(8)]
 
 
-def spelled(tokens: Sequence[int]) -> str:
+def said(tokens: Sequence[int]) -> str:
+    """As a person says it."""
     return "".join(f" w{token}" for token in tokens)
+
+
+def shown(tokens: Sequence[int]) -> str:
+    """As a tool shows it."""
+    return "".join(f" w{token}$" for token in tokens)
 
 
 class Talk:
     """32 blocks about four topics; one of the first topic ends with the rare words."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, spelled: Callable[[Sequence[int]], str] = shown) -> None:
         self.session = Session.start(signals=("rotated-mean",))
         self.session.workspace.selector = Selector(recipe, Spelling(spelled))
         text = self.session.text
@@ -49,7 +55,7 @@ def in_view(reply: Reply) -> dict[int, Decision]:
 
 
 @in_loop
-async def test_a_block_with_rare_words_of_a_short_question_comes_with_its_neighbours() -> None:
+async def test_a_block_with_rare_words_of_a_short_result_comes_with_its_neighbours() -> None:
     talk = Talk(RECIPE)
     reply = await talk.asks()
     assert talk.session.workspace.block_tokens(talk.rare_block)[-8:] == tuple(RARE_WORDS)
@@ -59,6 +65,16 @@ async def test_a_block_with_rare_words_of_a_short_question_comes_with_its_neighb
     for beside in (talk.rare_block - 1, talk.rare_block + 1):
         assert (view[beside].reason, view[beside].signal) == (Reason.NEIGHBOUR, None)
     assert reply.report.view_blocks == LIMITS.budget_blocks
+
+
+@in_loop
+async def test_of_what_a_person_asks_it_comes_with_the_neighbour_that_they_are_next_to() -> None:
+    talk = Talk(RECIPE, said)
+    view = in_view(await talk.asks())
+    assert (view[talk.rare_block].reason, view[talk.rare_block].signal) == (Reason.ANCHOR, LEXICAL)
+    assert view[talk.rare_block + 1].reason is Reason.NEIGHBOUR
+    before = view.get(talk.rare_block - 1)
+    assert before is None or before.reason is not Reason.NEIGHBOUR
 
 
 @in_loop
@@ -84,6 +100,8 @@ async def test_by_its_keys_alone_it_is_not_recalled() -> None:
 async def test_the_report_names_the_signals_that_spoke() -> None:
     fused = await Talk(RECIPE).asks()
     assert fused.report.signals == ("rotated-mean", "lexical", "recency")
+    asked = await Talk(RECIPE, said).asks()
+    assert asked.report.signals == ("lexical", "rotated-mean")
     alone = await Talk(recipe_named("rotated-mean")).asks()
     assert alone.report.signals == ("rotated-mean",)
     fitting = await Session.start().ask([1, 2, 3])
