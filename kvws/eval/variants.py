@@ -154,7 +154,6 @@ def _of_signals(default: Recipe) -> list[Variant]:
         times: replace(
             default,
             weights=_louder(default.weights, SignalName.SUCCESSION, times),
-            question_weights=_louder(default.question_weights, SignalName.SUCCESSION, times),
         )
         for times in (1.5, 2.0)
     }
@@ -170,10 +169,6 @@ def _of_questions(default: Recipe) -> list[Variant]:
         "anchors only for what asks": replace(default, told_words=0),
         "anchors for all results too": replace(default, told_words=_ANY_LENGTH),
         "any share of the best": replace(default, question_least_shares={}),
-        "no weights for questions": replace(default, question_weights={}),
-        "succession ×0.5 in questions": replace(
-            default, question_weights=_louder(default.question_weights, SignalName.SUCCESSION, 0.5)
-        ),
     }
     return [Variant(name, "questions", recipe) for name, recipe in changed.items()]
 

@@ -39,9 +39,8 @@ class Recipe:
         rank_offset: the k of reciprocal rank fusion: the smaller, the more the first ranks count.
         least_shares: a signal has nothing to say for a block that it scores below so large a part
             of its best. Ranks alone would make much of little.
-        question_weights: instead of `weights`, for a short question in which a person asks for
-            something; of signals that `weights` names as well, and so are the next.
-        question_least_shares: instead of `least_shares`, for such a question.
+        question_least_shares: instead of `least_shares`, for a short question in which a person
+            asks for something.
         anchor_weights: the blocks that these put first are *anchors* of a short question: chosen
             ahead of the fused order. None without.
         anchor_share: so large a part of the places is the anchors' own; a few in any case.
@@ -58,7 +57,6 @@ class Recipe:
     weights: Weights
     rank_offset: float
     least_shares: Weights = field(default_factory=dict[SignalName, float])
-    question_weights: Weights = field(default_factory=dict[SignalName, float])
     question_least_shares: Weights = field(default_factory=dict[SignalName, float])
     anchor_weights: Weights = field(default_factory=dict[SignalName, float])
     anchor_share: float = 0.0
@@ -80,11 +78,10 @@ class Recipe:
         return self.newest_copies or not of_text.isdisjoint(self.weights)
 
     def for_question(self, question: Question) -> Recipe:
-        """The recipe whose weights and least shares are those for a question."""
+        """The recipe whose least shares are those for a question."""
         if not self.is_asked(question):
             return self
-        weights = self.question_weights or self.weights
-        return replace(self, weights=weights, least_shares=self.question_least_shares)
+        return replace(self, least_shares=self.question_least_shares)
 
     def is_asked(self, question: Question) -> bool:
         """Whether it is short and a person asks for something."""
@@ -106,11 +103,9 @@ class Recipe:
 
     def only(self, names: Container[SignalName]) -> Recipe:
         """The same with these signals alone."""
-        parts = (self.weights, self.question_weights, self.anchor_weights)
+        parts = (self.weights, self.anchor_weights)
         kept = [{s: w for s, w in part.items() if s in names} for part in parts]
-        return replace(
-            self, weights=kept[0], question_weights=kept[1], anchor_weights=kept[2]
-        )
+        return replace(self, weights=kept[0], anchor_weights=kept[1])
 
     def without(self, missing: Iterable[SignalName]) -> Recipe:
         """The same, some signals left out."""
@@ -144,12 +139,6 @@ FUSED = Recipe(
         SignalName.RECENCY: 0.5,
     },
     rank_offset=5.0,
-    question_weights={
-        SignalName.CONTENT: 2.0,
-        SignalName.LEXICAL: 2.0,
-        SignalName.ROTATED_MEAN: 1.0,
-        SignalName.SUCCESSION: 2.5,
-    },
     question_least_shares={SignalName.LEXICAL: 0.5},
     anchor_weights={SignalName.CONTENT: 1.0, SignalName.LEXICAL: 1.0},
     anchor_share=1 / 6,
@@ -184,10 +173,5 @@ def recipe_named(text: str) -> Recipe:
             ) from None
     if len(set(names)) == 1:
         return Recipe({names[0]: 1.0}, FUSED.rank_offset)
-    unasked = FUSED.weights.keys() - FUSED.question_weights.keys()
-    asked = [name for name in names if name not in unasked]
-    return replace(
-        FUSED.only(names),
-        weights={name: FUSED.weights.get(name, 1.0) for name in names},
-        question_weights={name: FUSED.question_weights.get(name, 1.0) for name in asked},
-    )
+    weights = {name: FUSED.weights.get(name, 1.0) for name in names}
+    return replace(FUSED.only(names), weights=weights)

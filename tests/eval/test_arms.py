@@ -120,9 +120,9 @@ def test_without_a_profile_there_is_no_content() -> None:
     recipes = recipes_of([], with_profile=False)
     assert SignalName.CONTENT not in recipes and AUTO in recipes
     for recipe in recipes.values():
-        for weights in (recipe.weights, recipe.question_weights, recipe.anchor_weights):
+        for weights in (recipe.weights, recipe.anchor_weights):
             assert SignalName.CONTENT not in weights
-    assert recipes[AUTO].question_weights and recipes[AUTO].anchor_weights
+    assert recipes[AUTO].anchor_weights
 
 
 @pytest.mark.parametrize("signals", ["content", "content,lexical"])

@@ -50,7 +50,7 @@ def changes(variant: Variant) -> set[str]:
 def test_the_first_is_the_default_and_every_other_differs_from_it_in_one_thing() -> None:
     default, *others = variants_of()
     assert default == BASE
-    weights = {"weights", "question_weights", "anchor_weights"}
+    weights = {"weights", "anchor_weights"}
     for variant in others:
         changed = changes(variant)
         one_signal = variant.topic == "signals" and changed <= weights

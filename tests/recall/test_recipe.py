@@ -12,11 +12,11 @@ from kvws.recall.fusion import fuse
 from kvws.recall.recipe import FUSED, Question, Recipe, SignalName, recipe_named
 
 CONTENT, LEXICAL, MEAN_K = SignalName.CONTENT, SignalName.LEXICAL, SignalName.MEAN_K
+SUCCESSION = SignalName.SUCCESSION
 
 RECIPE = Recipe(
     {CONTENT: 1.0, LEXICAL: 0.5, MEAN_K: 4.0},
     rank_offset=5.0,
-    question_weights={CONTENT: 2.0, MEAN_K: 0.25},
     anchor_weights={LEXICAL: 3.0, CONTENT: 1.5},
     anchor_share=1 / 16,
     short_words=10,
@@ -27,7 +27,7 @@ ASKED, TOLD, OBSERVED = Question(10, asks=True), Question(10, asks=False), Quest
 
 def test_auto_is_the_default() -> None:
     assert recipe_named("auto") is FUSED
-    for weights in (FUSED.weights, FUSED.question_weights, FUSED.anchor_weights):
+    for weights in (FUSED.weights, FUSED.anchor_weights):
         assert weights and all(weight > 0 for weight in weights.values())
         assert weights.keys() <= FUSED.weights.keys(), "what nobody scores has no weight"
 
@@ -72,21 +72,10 @@ def test_several_signals_are_given_anchors_by_those_of_them_that_find_any() -> N
     assert recipe_named("mean-k,recency").anchors(100, ASKED) == 0
 
 
-def test_of_several_signals_a_question_is_fused_as_the_default_fuses_its_own() -> None:
-    recipe = recipe_named("lexical,content").for_question(ASKED)
-    assert recipe.weights == {s: FUSED.question_weights[s] for s in (LEXICAL, CONTENT)}
-    unasked = recipe_named("mean-k,recency").for_question(ASKED)
-    assert unasked.weights == {MEAN_K: 1.0}, "the default does not ask for what is new"
-
-
-def test_a_short_question_that_asks_something_has_its_own_weights() -> None:
-    assert RECIPE.for_question(ASKED).weights == {CONTENT: 2.0, MEAN_K: 0.25}
-    assert RECIPE.for_question(ASKED).stay_bonus == RECIPE.stay_bonus
-
-
-def test_one_that_asks_nothing_and_an_observation_have_the_usual_weights() -> None:
-    assert RECIPE.for_question(TOLD) == RECIPE
-    assert RECIPE.for_question(OBSERVED) == RECIPE
+def test_signals_of_ones_own_choice_are_fused_as_the_default_fuses_its_own() -> None:
+    recipe = recipe_named("lexical,succession,mean-k")
+    assert recipe.weights == {LEXICAL: 1.0, SUCCESSION: 2.0, MEAN_K: 1.0}
+    assert recipe.question_least_shares == FUSED.question_least_shares
 
 
 def test_of_what_asks_the_least_shares_are_those_for_questions() -> None:
@@ -94,6 +83,8 @@ def test_of_what_asks_the_least_shares_are_those_for_questions() -> None:
     assert recipe.for_question(ASKED).least_shares == {LEXICAL: 0.5}
     assert recipe.for_question(ASKED).for_anchors().least_shares == {LEXICAL: 0.5}
     assert recipe.for_question(TOLD).least_shares == {MEAN_K: 0.1}
+    observed = replace(recipe, short_words=9)
+    assert observed.for_question(ASKED) == observed
     assert FUSED.for_question(Question(65, asks=True)).least_shares == {}
 
 
@@ -101,11 +92,6 @@ def test_only_what_is_short_and_asks_for_something_is_asked() -> None:
     assert RECIPE.is_asked(ASKED)
     assert not RECIPE.is_asked(TOLD) and not RECIPE.is_asked(OBSERVED)
     assert not recipe_named("lexical").is_asked(Question(1, asks=True)), "BM25 and nothing else"
-
-
-def test_a_recipe_without_weights_for_questions_treats_them_as_anything_else() -> None:
-    usual = Recipe({CONTENT: 1.0}, 5.0, short_words=10)
-    assert usual.for_question(ASKED) == usual
 
 
 def test_a_short_question_has_the_more_anchors_the_more_places_and_four_where_they_fit() -> None:
@@ -145,7 +131,6 @@ def test_anchors_are_fused_by_their_own_weights_wherever_the_blocks_stand_now() 
 def test_some_signals_alone_are_those_in_every_fusion() -> None:
     some = RECIPE.only([LEXICAL, MEAN_K])
     assert some.weights == {LEXICAL: 0.5, MEAN_K: 4.0}
-    assert some.question_weights == {MEAN_K: 0.25}
     assert some.anchor_weights == {LEXICAL: 3.0}
     assert (some.anchor_share, some.short_words, some.stay_bonus) == (1 / 16, 10, 0.1)
 
@@ -153,21 +138,18 @@ def test_some_signals_alone_are_those_in_every_fusion() -> None:
 def test_leaving_signals_out_leaves_the_rest_of_every_fusion_as_it_is() -> None:
     rest = RECIPE.without([CONTENT])
     assert rest.weights == {LEXICAL: 0.5, MEAN_K: 4.0}
-    assert rest.question_weights == {MEAN_K: 0.25} and rest.anchor_weights == {LEXICAL: 3.0}
+    assert rest.anchor_weights == {LEXICAL: 3.0}
     assert RECIPE.without([]) == RECIPE
     assert CONTENT in RECIPE.weights and CONTENT in RECIPE.anchor_weights, "it stays itself"
 
 
-def test_where_no_signal_is_left_for_anchors_or_questions_there_are_none() -> None:
-    neither = RECIPE.without([CONTENT, LEXICAL])
-    assert neither.anchors(160, ASKED) == 0
-    rest = RECIPE.without([CONTENT, MEAN_K])
-    assert rest.for_question(ASKED).weights == {LEXICAL: 0.5}, "the usual ones"
+def test_where_no_signal_is_left_for_anchors_there_are_none() -> None:
+    assert RECIPE.without([CONTENT, LEXICAL]).anchors(160, ASKED) == 0
 
 
 def test_the_default_without_content_still_finds_anchors_by_words() -> None:
     rest = FUSED.without([CONTENT])
-    for weights in (rest.weights, rest.question_weights, rest.anchor_weights):
+    for weights in (rest.weights, rest.anchor_weights):
         assert CONTENT not in weights and LEXICAL in weights
     assert rest.anchors(60, ASKED) == FUSED.anchors(60, ASKED) > 2
     assert rest.newest_copies == FUSED.newest_copies
@@ -190,12 +172,6 @@ def test_the_ranks_keep_an_index_for_what_they_score_in_a_fixed_order() -> None:
 )
 def test_text_is_read_where_a_signal_or_copies_need_it(signals: str, needed: bool) -> None:
     assert recipe_named(signals).needs_text == needed
-
-
-def test_signals_of_ones_own_choice_are_all_asked_by_a_question() -> None:
-    recipe = recipe_named("lexical,mean-k")
-    asked = recipe.for_question(Question(own_words=3, asks=True)).weights
-    assert asked == {SignalName.LEXICAL: 2.0, SignalName.MEAN_K: 1.0}
 
 
 def test_what_asks_nothing_has_no_more_anchors_than_bring_both_their_neighbours() -> None:

@@ -151,10 +151,11 @@ def test_newer_blocks_come_first_by_recency() -> None:
 SHORT = Recipe(
     {MEAN_K: 9.0, CONTENT: 1.0, LEXICAL: 1.0},
     rank_offset=5.0,
-    question_weights={CONTENT: 1.0},
+    question_least_shares={MEAN_K: 2.0},
     short_words=8,
 )
-"""Of a question, content alone decides; of anything else, mean-k does."""
+"""Of a question, mean-k has nothing to say, as nothing is twice its best; of anything else, it
+decides."""
 
 ANCHORED = replace(
     SHORT, anchor_weights={CONTENT: 1.0, LEXICAL: 1.0}, anchor_share=1 / 6, told_words=8
@@ -170,16 +171,16 @@ def best_of(recipe: Recipe, question: str, *, reads_text: bool = True) -> str:
 
 
 @pytest.mark.parametrize("mark", ["?", "\uff1f", "\u061f"])
-def test_a_short_question_of_a_persons_is_weighed_as_a_question(mark: str) -> None:
+def test_a_short_question_of_a_persons_is_read_as_a_question(mark: str) -> None:
     assert best_of(SHORT, f"where does it listen {mark}") == "port"
     assert best_of(SHORT, f"where does it listen{mark} tell me") == "port"
 
 
-def test_a_short_order_is_weighed_as_a_question_too() -> None:
+def test_a_short_order_is_read_as_a_question_too() -> None:
     assert best_of(SHORT, "tell me where it listens .") == "port"
 
 
-def test_a_result_or_what_is_long_has_the_usual_weights() -> None:
+def test_a_result_or_what_is_long_is_no_question() -> None:
     assert best_of(SHORT, result("where does it listen")) == "host"
     assert best_of(SHORT, "1 2 3 4 5 6 7 ?") == "port"
     assert best_of(SHORT, "1 2 3 4 5 6 7 8 ?") == "host"
@@ -201,7 +202,7 @@ def test_a_choice_tells_the_signals_that_the_question_was_weighed_by() -> None:
     agent, told = talk(SHORT)
     mean_k, content = {told["host"]: 1.0}, {told["port"]: 1.0}
     asked = agent.asks("the host ?", mean_k=mean_k, content=content)
-    assert asked.signals == (CONTENT,)
+    assert set(asked.signals) == {CONTENT, LEXICAL}
     unasked = agent.asks(result("the host"), mean_k=mean_k, content=content)
     assert set(unasked.signals) == {MEAN_K, CONTENT, LEXICAL}
 

@@ -100,8 +100,6 @@ async def test_by_its_keys_alone_it_is_not_recalled() -> None:
 async def test_the_report_names_the_signals_that_spoke() -> None:
     fused = await Talk(RECIPE).asks()
     assert fused.report.signals == ("rotated-mean", "lexical", "recency")
-    asked = await Talk(RECIPE, said).asks()
-    assert asked.report.signals == ("lexical", "rotated-mean")
     alone = await Talk(recipe_named("rotated-mean")).asks()
     assert alone.report.signals == ("rotated-mean",)
     fitting = await Session.start().ask([1, 2, 3])
