@@ -9,7 +9,7 @@ from kvws.recall.recipe import FUSED, Recipe, recipe_named
 from kvws.recall.selector import Selector
 from kvws.recall.text.spelling import Spelling
 from tests.step.session import LIMITS, Session, in_loop
-from tests.step.test_selection import RARE_WORDS, spelled
+from tests.step.test_selection import RARE_WORDS, said
 
 FEW = replace(LIMITS, scored_tokens=0)
 """Four views: the least that there may be."""
@@ -21,7 +21,7 @@ class Watched:
     def __init__(self, recipe: Recipe, *signals: str) -> None:
         self.session = Session.start(signals=signals, device_pages=256)
         self.session.limits = FEW
-        self.session.workspace.selector = Selector(recipe, Spelling(spelled))
+        self.session.workspace.selector = Selector(recipe, Spelling(said))
         self.scored: list[int] = []
         self.runs = 0
         engine: Any = self.session.engine
