@@ -151,10 +151,7 @@ def _of_signals(default: Recipe) -> list[Variant]:
         for signal in default.weights
     ]
     louder = {
-        times: replace(
-            default,
-            weights=_louder(default.weights, SignalName.SUCCESSION, times),
-        )
+        times: replace(default, weights=_louder(default.weights, SignalName.SUCCESSION, times))
         for times in (1.5, 2.0)
     }
     return left_out + [

@@ -450,7 +450,6 @@ def test_a_thousand_clients_that_leave_at_every_event_leave_nothing_behind() -> 
     service.answering = answer
     app = app_of(service, FrontOptions(answering_max=8))
     latencies_s: list[float] = []
-    late_s: list[float] = []  # what the machine takes away, as it does when others work on it
 
     async def leave(host: str, port: int, number: int) -> None:
         name, stream = f"n{number}", number % 4 != 0
@@ -468,15 +467,8 @@ def test_a_thousand_clients_that_leave_at_every_event_leave_nothing_behind() -> 
         await until(lambda: name in closed_at)
         latencies_s.append(closed_at[name] - left_at)
 
-    async def watch_the_loop() -> None:
-        while True:
-            due_at = time.perf_counter() + 0.005
-            await asyncio.sleep(0.005)
-            late_s.append(time.perf_counter() - due_at)
-
     async def run() -> None:
         async with serving(app) as (host, port):
-            watching = asyncio.create_task(watch_the_loop())
             baseline = len(asyncio.all_tasks())
             for first in range(0, DISCONNECTS, 8):
                 await asyncio.gather(*(leave(host, port, first + n) for n in range(8)))
@@ -488,7 +480,6 @@ def test_a_thousand_clients_that_leave_at_every_event_leave_nothing_behind() -> 
             )
             assert b"kvws_answering 0.0" in metrics and b"kvws_waiting 0.0" in metrics
             assert b'kvws_aborts_total{dialect="anthropic"} %.1f' % DISCONNECTS in metrics
-            watching.cancel()
 
     asyncio.run(run())
     assert len(latencies_s) == DISCONNECTS
@@ -496,7 +487,7 @@ def test_a_thousand_clients_that_leave_at_every_event_leave_nothing_behind() -> 
     p99_ms = 1000 * sorted(latencies_s)[int(0.99 * DISCONNECTS)]
     print(f"from a disconnect to the closed generator: p99 {p99_ms:.1f} ms")
     assert p99_ms < 100
-    assert max(latencies_s) < 0.5 + max(late_s)
+    assert max(latencies_s) < 0.5
 
 
 def test_a_client_that_leaves_after_the_answer_breaks_nothing_off() -> None:

@@ -198,7 +198,7 @@ def test_without_a_spelling_nothing_reads_as_a_question() -> None:
     assert best_of(SHORT, "where does it listen ?", reads_text=False) == "host"
 
 
-def test_a_choice_tells_the_signals_that_the_question_was_weighed_by() -> None:
+def test_a_choice_tells_the_signals_that_had_a_say_in_the_question() -> None:
     agent, told = talk(SHORT)
     mean_k, content = {told["host"]: 1.0}, {told["port"]: 1.0}
     asked = agent.asks("the host ?", mean_k=mean_k, content=content)
