@@ -38,6 +38,10 @@ from kvws.store.storage import Backend
 
 T = TypeVar("T")
 
+_MOST_BLANKS = 32
+"""Between two parts of a JSON answer that must follow a schema: room to indent. Without a bound a
+small model goes on in blanks, which the grammar allows, until its tokens run out."""
+
 
 class RunningEngine:
     """A started engine and the event loop that its front half lives on.
@@ -168,6 +172,7 @@ def engine_arguments(settings: EngineSettings, control_dir: Path) -> dict[str, A
         "tool_call_parser": settings.tool_call_parser,
         "reasoning_parser": settings.reasoning_parser,
         "grammar_backend": "xgrammar",
+        "constrained_json_max_whitespace_cnt": _MOST_BLANKS,
         "chunked_prefill_size": 1024,
         "disable_prefill_cuda_graph": True,  # its static batches do not say whose rows are whose
         "disable_overlap_schedule": True,  # the scheduler would run ahead of what steps have read

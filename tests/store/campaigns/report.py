@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 MAX_SHOWN = 20
 MAX_SILENCE_S = 600
 
+_is_command = False
+"""Only a campaign's own process is ended. A test runs campaigns in a process that goes on to other
+tests, and whatever was set there for one of them would end it in the middle of another."""
+
 
 @dataclass
 class Report:
@@ -47,8 +51,10 @@ class Report:
 def arguments(name: str, **options: int) -> argparse.Namespace:
     """Parse a campaign's command line; every option is a number with a default, `seed` always is.
 
-    A campaign that hangs is ended with a traceback.
+    From here on this is a campaign's process: if it hangs it is ended, with a traceback.
     """
+    global _is_command
+    _is_command = True
     parser = argparse.ArgumentParser(prog=f"scripts/crash {name}")
     parser.add_argument("--seed", type=int, default=1)
     for option, default in options.items():
@@ -63,5 +69,7 @@ def finish(report: Report) -> None:
 
 
 def end_when_stuck() -> None:
-    """Call it with every step forward: without one for `MAX_SILENCE_S` the process ends."""
+    """Call it with every step forward: without one for `MAX_SILENCE_S` a command ends."""
+    if not _is_command:
+        return
     faulthandler.dump_traceback_later(MAX_SILENCE_S, exit=True)
