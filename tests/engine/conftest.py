@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvws.engine.launch import RunningEngine, running_engine
+from kvws.engine.launch import RunningEngine
 from kvws.engine.settings import EngineSettings
 from kvws.replay.loaders import load_trace
+from tests.engine.timed import timed_engine
 
 CONTEXT_TOKENS = 2048
 
@@ -20,7 +21,7 @@ def running(smollm2: Path) -> Iterator[RunningEngine]:
     settings = EngineSettings(
         model=smollm2, context_tokens=CONTEXT_TOKENS, device_tokens=4096, host_bytes=2 << 30
     )
-    with running_engine(settings) as engine:
+    with timed_engine(settings) as engine:
         yield engine
 
 

@@ -10,7 +10,7 @@ import pytest
 from kvws.chat.message import Message
 from kvws.chat.render import ChatRenderer
 from kvws.chat.spelling import spelling_of
-from kvws.engine.launch import RunningEngine, running_engine
+from kvws.engine.launch import RunningEngine
 from kvws.engine.settings import EngineSettings
 from kvws.limits import Limits
 from kvws.models.profiles import find_profile
@@ -23,6 +23,7 @@ from kvws.replay.loaders import load_trace
 from kvws.session.workspace import Workspace
 from kvws.step import StepRequest, finish_step, run_step
 from tests.engine.asking import GREEDY
+from tests.engine.timed import timed_engine
 
 LIMITS = Limits(256, 256, 32, 64, 64)
 FACT = "Note for later: the quartz ledger of the Lisbon branch listens on port 4127."
@@ -40,7 +41,7 @@ def indexed(smollm2: Path) -> Iterator[RunningEngine]:
         signals=FUSED.rank_signals,
         profile=profile[1],
     )
-    with running_engine(settings) as engine:
+    with timed_engine(settings) as engine:
         yield engine
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvws.engine.launch import RunningEngine, running_engine
+from kvws.engine.launch import RunningEngine
 from kvws.engine.settings import EngineSettings
 from kvws.limits import Limits
 from kvws.session.workspace import Workspace
 from tests.engine.asking import Answer, ask_workspace
+from tests.engine.timed import timed_engine
 from tests.engine.tiny import tiny_model
 
 SESSIONS = 16
@@ -29,7 +30,7 @@ def tiny(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         context_tokens=LIMITS.context_tokens,
         host_bytes=64 << 20,
     )
-    with running_engine(settings) as engine:
+    with timed_engine(settings) as engine:
         yield engine
 
 
