@@ -26,9 +26,9 @@ SCHEMA = {
     "required": ["title", "priority", "kind"],
     "additionalProperties": False,
 }
-MOST_TOKENS = 600
+MOST_TOKENS = 640
 """As many as an answer by the schema can have: twelve places for 32 blanks, 30 characters of at
-most four bytes each, and the names."""
+most six tokens each, which an escape has, and the names."""
 _serial = itertools.count()
 
 

@@ -25,26 +25,25 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture
 def time_is_up() -> Iterator[threading.Timer]:
-    """Fails the test soon, as pytest's timeouts do: out of a handler of a signal."""
+    """Once started, fails the test soon, as pytest's timeouts do: out of a handler of a signal."""
 
     def fail(*_: object) -> None:
         pytest.fail("out of time")
 
     before = signal.signal(signal.SIGUSR1, fail)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
     yield timer
     timer.join()
     signal.signal(signal.SIGUSR1, before)
 
 
-async def hang() -> None:
-    await asyncio.sleep(3600)
-
-
 def test_a_hanging_test_fails(
     loop: asyncio.AbstractEventLoop, time_is_up: threading.Timer
 ) -> None:
+    async def hang() -> None:
+        time_is_up.start()
+        await asyncio.sleep(3600)
+
     let_timeouts_through(loop)
     with pytest.raises(RuntimeError, match="stopped before Future completed"):
         loop.run_until_complete(hang())
@@ -55,8 +54,8 @@ def test_control_without_it_the_failure_is_lost(
     loop: asyncio.AbstractEventLoop, time_is_up: threading.Timer
 ) -> None:
     async def outlive() -> str:
-        await asyncio.to_thread(time_is_up.join)
-        await asyncio.sleep(0.2)
+        time_is_up.start()
+        await asyncio.sleep(1.5)  # the loop is idle when time is up, and so nothing else is lost
         return "nothing failed"
 
     loop.set_exception_handler(lambda *_: None)
