@@ -15,6 +15,7 @@ from kvws.errors import KvwsError
 from kvws.observe.step_report import StepReport
 from kvws.recall.selector import Selector
 from kvws.serving.named_locks import NamedLocks
+from kvws.serving.uninterrupted import uninterrupted
 from kvws.session.caller import Caller
 from kvws.session.commit import Commit
 from kvws.session.durable import Acknowledgement, open_workspace
@@ -143,16 +144,17 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def using(self, asker: Asker) -> AsyncGenerator[Session]:
-        """The session of who asks, which stays open meanwhile.
+        """The session of who asks, which stays open meanwhile. It is opened to the end, and stays
+        open for the next call, also where who asks leaves before that.
 
         Raises:
             StoreError: its workspace cannot be opened.
         """
         name = asker.workspace
         async with self._doors.held(name):
-            session = self._open.get(name)
-            if session is None:
-                session = self._open[name] = await self._open_session(name, asker)
+            if name not in self._open:
+                await uninterrupted(self._open_session(name, asker))
+            session = self._open[name]
             session.users += 1
         try:
             yield session
@@ -166,7 +168,7 @@ class Sessions:
         if session is not None:
             session.unheard.pop(thread, None)
 
-    async def _open_session(self, name: str, asker: Asker) -> Session:
+    async def _open_session(self, name: str, asker: Asker) -> None:
         workspace, restored = await open_workspace(
             name, self._engine, self._store, self._identity
         )
@@ -179,7 +181,7 @@ class Sessions:
             source = asker.caller.source
             note = {"kind": "session", "session": session.name, "source": source}
             workspace.journal.append(Commit(note=note))
-        return session
+        self._open[name] = session
 
     async def maintain(self) -> None:
         """Acknowledge what became durable, and let idle sessions go, until cancelled."""
@@ -207,10 +209,10 @@ class Sessions:
             if session.users or session.last_used_s > idle_since_s:
                 continue
             if session.workspace.is_durable:
-                await _looked_after(session, self._close(name, session))
+                await _looked_after(session, uninterrupted(self._close(name, session)))
             elif in_memory_only > self._kept_without_disk:
                 in_memory_only -= 1
-                await _looked_after(session, self._close(name, session))
+                await _looked_after(session, uninterrupted(self._close(name, session)))
 
     async def _close(self, name: str, session: Session) -> None:
         """Let a session leave memory, unless it is in use again or not all of it is on disk yet.

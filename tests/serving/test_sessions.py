@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from kvws.chat.message import Message
 from kvws.errors import ControlError, OtherModel, StoreError
+from kvws.store.identity import ModelIdentity
 from tests.serving.rig import IDENTITY, Rig
 from tests.serving.stored import (
     RESPELLED,
@@ -223,10 +225,52 @@ async def test_a_session_that_could_not_be_opened_can_be_opened_later(
     await assert_goes_on(rig, await a_few_steps(rig))
 
 
+@pytest.mark.parametrize("leaves_while", ["its folder is made", "a rank reads it"])
 @in_loop
-async def test_a_caller_that_leaves_while_its_session_is_opened_leaves_nothing_behind(
-    rig: Rig,
+async def test_who_asks_next_finds_the_session_that_another_left_while_it_was_opened(
+    leaves_while: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sessions = sessions_of(rig)
+    assert sessions._store is not None
+    begun, may_end, attached = asyncio.Event(), threading.Event(), list[str]()
+    loop = asyncio.get_running_loop()
+    really_make, really_attach = sessions._store.open_workspace, rig.engine.attach
+
+    def stand() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        may_end.wait(20)
+
+    def make(name: str, identity: ModelIdentity) -> Path:
+        if leaves_while == "its folder is made":
+            stand()
+        return really_make(name, identity)
+
+    async def attach(workspace: str, directory: str) -> frozenset[int]:
+        attached.append(workspace)
+        held = await really_attach(workspace, directory)
+        if leaves_while == "a rank reads it":
+            await asyncio.to_thread(stand)
+        return held
+
+    monkeypatch.setattr(sessions._store, "open_workspace", make)
+    monkeypatch.setattr(rig.engine, "attach", attach)
+    leaving = asyncio.create_task(rig.say("Hello.", [SYSTEM, TASK]))
+    await begun.wait()
+    next_one = asyncio.create_task(a_few_steps(rig))
+    for _ in range(3):  # an impatient server says so more than once
+        leaving.cancel()
+        await asyncio.sleep(0.01)
+    assert not next_one.done()
+    may_end.set()
+    await asyncio.wait({leaving})
+    assert leaving.cancelled()
+    await assert_goes_on(rig, await next_one)
+    assert len(attached) == 1 and not len(sessions._doors)
+    assert all(session.users == 0 for session in sessions.open_sessions.values())
+
+
+@in_loop
+async def test_a_caller_that_leaves_at_any_moment_leaves_nothing_behind(rig: Rig) -> None:
     sessions = sessions_of(rig)
 
     async def use() -> None:
@@ -241,7 +285,35 @@ async def test_a_caller_that_leaves_while_its_session_is_opened_leaves_nothing_b
         await asyncio.wait({task})
         assert not len(sessions._doors)
         assert all(session.users == 0 for session in sessions.open_sessions.values())
+        await closed(sessions)
     await assert_goes_on(rig, await a_few_steps(rig))
+
+
+@in_loop
+async def test_an_upkeep_that_is_ended_while_a_session_leaves_lets_it_leave_whole(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = await a_few_steps(rig)
+    sessions = sessions_of(rig)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    really_drop = rig.engine.drop_workspace
+
+    async def drop(workspace: str) -> None:
+        await really_drop(workspace)
+        begun.set()
+        await may_end.wait()
+
+    monkeypatch.setattr(rig.engine, "drop_workspace", drop)
+    await saved(rig)
+    sessions._idle_s = 0.0
+    upkeep = asyncio.create_task(sessions.close_idle())
+    await begun.wait()
+    upkeep.cancel()
+    await asyncio.sleep(0.01)
+    may_end.set()
+    await asyncio.wait({upkeep})
+    assert upkeep.cancelled() and not sessions.open_sessions
+    await assert_goes_on(rig, history)
 
 
 @in_loop
