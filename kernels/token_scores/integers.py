@@ -1,8 +1,8 @@
 """Largest logits in integer products, on CPUs that add four of them in one instruction (VNNI).
 
 Codes are integers as they are. A query row becomes one of 16 bits, in two halves of 8 bits: two
-products of bytes take less than half the time of one in fp32, and keys need no decoding. Logits
-are wrong by 2⁻¹⁵ of a query's largest entry times the sum of a key's entries at most: hundreds of
+products of bytes take about half the time of one in fp32, and keys need no decoding. Logits are
+wrong by 2⁻¹⁵ of a query's largest entry times the sum of a key's entries at most: hundreds of
 times less than by what was lost in the codes.
 """
 
@@ -16,8 +16,12 @@ import torch
 from kvws.kernels.token_scores.formats import INT4_ZERO, TokenFormat
 from kvws.kernels.token_scores.gathered import Gathered
 
-PRODUCTS_BYTES = 2 << 20
-"""Products held at a time: small enough to stay in cache until they are reduced."""
+PRODUCTS_BYTES = 1 << 20
+"""Products held at a time: passing over them costs more than making them, unless a core's own
+cache holds them until they are reduced."""
+
+ROWS_AT_ONCE = 128
+"""Query rows of a product: the more of them, the fewer keys have room beside them."""
 
 HEAD_DIM_MAX = 512
 """Sums of more products of a code and 16 bits could pass 32 bits."""
@@ -68,40 +72,67 @@ class LargestLogits:
             rows: [rows, head_dim].
         """
         halves, steps = _in_halves(rows)
-        begin, count = 0, len(rows)
+        columns = min(len(rows), ROWS_AT_ONCE)
+        queries = list(zip(*(torch.split(half, columns, dim=1) for half in halves), strict=True))
+        room: list[torch.Tensor] = []
+        begin = 0
         for scales, codes in self._gathered.of_head(kv_head):
             keys = codes.shape[1]
-            size = max(1, PRODUCTS_BYTES // (8 * keys * count))
+            size = max(1, PRODUCTS_BYTES // (8 * keys * columns))
+            if not room:
+                room = [torch.empty(size * keys * columns, dtype=torch.int32) for _ in range(2)]
             for some, factors in zip(
                 torch.split(codes, size), torch.split(scales.float(), size), strict=True
             ):
                 bytes_of_keys = _bytes(self._format, some).flatten(0, 1)
-                products = _multiplied(bytes_of_keys, halves)
-                whole = torch.add(products[:, count:], products[:, :count], alpha=_HALF)
-                logits = whole.float().view(len(some), keys, count).mul_(factors.unsqueeze(2))
-                torch.amax(logits, dim=1, out=out[begin : begin + len(some)])
+                targets = torch.split(out[begin : begin + len(some)], columns, dim=1)
+                for query, target in zip(queries, targets, strict=True):
+                    logits = _logits(bytes_of_keys, factors.view(-1, 1), query, room)
+                    torch.amax(logits.view(len(some), keys, -1), dim=1, out=target)
                 begin += len(some)
         out.mul_(steps)
 
 
-def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _logits(
+    keys: torch.Tensor,
+    factors: torch.Tensor,
+    query: tuple[torch.Tensor, torch.Tensor],
+    room: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """q·k in steps of the queries: [keys, rows] float32, in the room.
+
+    Args:
+        keys: [keys, head_dim] int8, of which one is worth `factors`, [keys, 1] float32.
+        query: upper and lower halves of some rows, each [head_dim, rows] int8.
+        room: two of at least [keys·rows] int32, overwritten.
+    """
+    rows = query[0].shape[1]
+    upper, lower = (part[: len(keys) * rows].view(len(keys), rows) for part in room)
+    _multiply(keys, query[0], upper)
+    _multiply(keys, query[1], lower)
+    return upper.view(torch.float32).copy_(lower.add_(upper, alpha=_HALF)).mul_(factors)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """The product of two int8 matrices, int32."""
-    return torch._int_mm(a, b)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    torch._int_mm(a, b, out=out)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
-def _in_halves(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_halves(
+    rows: torch.Tensor,
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Query rows as integers of 16 bits.
 
     Returns:
-        [head_dim, 2·rows] int8: the upper halves of all rows, then the lower ones; [rows] float32:
-        what one is worth.
+        (their upper and their lower halves, each [head_dim, rows] int8; [rows] float32: what one
+        is worth).
     """
     smallest = torch.finfo(torch.float32).tiny
     steps = rows.abs().amax(dim=1).clamp(min=smallest * _LARGEST) / _LARGEST
     whole = (rows / steps.unsqueeze(1)).round_()
     upper = ((whole + _HALF // 2) / _HALF).floor_()
     lower = whole - _HALF * upper
-    return torch.cat([upper, lower]).to(torch.int8).t(), steps
+    return (upper.to(torch.int8).t(), lower.to(torch.int8).t()), steps
 
 
 def _bytes(format: TokenFormat, codes: torch.Tensor) -> torch.Tensor:

@@ -137,6 +137,22 @@ def test_integer_products_are_within_what_they_promise(size: float) -> None:
 
 
 @with_integers
+@pytest.mark.parametrize("products_bytes", [1, 8 * 32 * 4 * 3, 1 << 30])
+@pytest.mark.parametrize("rows_at_once", [1, 4, 100])
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_integer_products_are_the_same_however_they_are_cut(
+    format: TokenFormat, rows_at_once: int, products_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = torch.randn(9, HEAD_DIM, generator=torch.Generator().manual_seed(4))
+    tile = tuple(part[0] for part in stored(format))
+    whole = largest_logits(rows, [tile], [CANDIDATES], implementation="integers")
+    monkeypatch.setattr(integers, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(integers, "PRODUCTS_BYTES", products_bytes)
+    cut = largest_logits(rows, [tile], [CANDIDATES], implementation="integers")
+    assert whole.shape == (int(CANDIDATES.sum()), 9) and torch.equal(cut, whole)
+
+
+@with_integers
 def test_integer_products_rank_blocks_as_the_reference_does() -> None:
     generator = torch.Generator().manual_seed(4)
     scales = (0.05 + 0.02 * torch.rand(1, 1000, 32, generator=generator)).half()
