@@ -209,10 +209,10 @@ class Sessions:
             if session.users or session.last_used_s > idle_since_s:
                 continue
             if session.workspace.is_durable:
-                await _looked_after(session, uninterrupted(self._close(name, session)))
+                await _looked_after(session, self._close(name, session))
             elif in_memory_only > self._kept_without_disk:
                 in_memory_only -= 1
-                await _looked_after(session, uninterrupted(self._close(name, session)))
+                await _looked_after(session, self._close(name, session))
 
     async def _close(self, name: str, session: Session) -> None:
         """Let a session leave memory, unless it is in use again or not all of it is on disk yet.

@@ -290,33 +290,6 @@ async def test_a_caller_that_leaves_at_any_moment_leaves_nothing_behind(rig: Rig
 
 
 @in_loop
-async def test_an_upkeep_that_is_ended_while_a_session_leaves_lets_it_leave_whole(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history = await a_few_steps(rig)
-    sessions = sessions_of(rig)
-    begun, may_end = asyncio.Event(), asyncio.Event()
-    really_drop = rig.engine.drop_workspace
-
-    async def drop(workspace: str) -> None:
-        await really_drop(workspace)
-        begun.set()
-        await may_end.wait()
-
-    monkeypatch.setattr(rig.engine, "drop_workspace", drop)
-    await saved(rig)
-    sessions._idle_s = 0.0
-    upkeep = asyncio.create_task(sessions.close_idle())
-    await begun.wait()
-    upkeep.cancel()
-    await asyncio.sleep(0.01)
-    may_end.set()
-    await asyncio.wait({upkeep})
-    assert upkeep.cancelled() and not sessions.open_sessions
-    await assert_goes_on(rig, history)
-
-
-@in_loop
 async def test_a_session_of_another_model_is_refused_and_the_others_go_on(rig: Rig) -> None:
     sessions = sessions_of(rig)
     store = sessions._store
