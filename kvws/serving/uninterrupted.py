@@ -13,7 +13,8 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     """Do what may not be left half done: threads and ranks finish what they were asked for, and
     who came next would meet them in the middle of it.
 
-    A caller that is cancelled meanwhile, once or often, hears of it when the work has ended.
+    A caller that is cancelled meanwhile, once or often, hears of it when the work has ended; how
+    that failed, if it did, is the cause.
     """
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
@@ -23,5 +24,5 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        raise cancelled
+        raise cancelled from (None if task.cancelled() else task.exception())
     return task.result()
