@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
     """Do what may not be left half done: threads and ranks finish what they were asked for, and
     who came next would meet them in the middle of it.
 
@@ -25,4 +23,4 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             cancelled = error
     if cancelled is not None:
         raise cancelled from (None if task.cancelled() else task.exception())
-    return task.result()
+    task.result()

@@ -49,11 +49,12 @@ async def open_workspace(
 
 async def reopen(name: str, engine: Engine, folder: Path) -> tuple[Workspace, Restored]:
     """Bring a workspace and its ranks to what its folder holds."""
-    held = await engine.attach(name, str(folder))
     try:
+        held = await engine.attach(name, str(folder))
         return await _restored(name, engine, folder, held)
     except BaseException:
-        await engine.drop_workspace(name)  # so that it can be opened again
+        # Where one rank refuses, others have attached it. So that it can be opened again:
+        await engine.drop_workspace(name)
         raise
 
 

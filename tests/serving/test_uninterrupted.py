@@ -45,8 +45,8 @@ async def left_by_its_caller(last: Callable[[], Awaitable[None]]) -> BaseExcepti
 
 
 @in_loop
-async def test_its_result_and_its_error_are_those_of_the_work() -> None:
-    assert await uninterrupted(asyncio.sleep(0, "done")) == "done"
+async def test_its_error_is_that_of_the_work() -> None:
+    await uninterrupted(nothing())
     with pytest.raises(OSError, match="no"):
         await uninterrupted(fail())
 

@@ -195,6 +195,16 @@ async def test_ranks_let_go_of_a_workspace_whose_log_cannot_be_opened(tmp_path: 
 
 
 @in_loop
+async def test_all_ranks_let_go_of_a_workspace_that_one_refuses(tmp_path: Path) -> None:
+    """The others have attached it, and would refuse the next opening instead of that one."""
+    ranks = Ranks()
+    ranks.refuses = StoreError("damaged")
+    with pytest.raises(StoreError, match="damaged"):
+        await reopen("w", ranks, tmp_path)  # type: ignore[arg-type]
+    assert ranks.dropped == ["w"]
+
+
+@in_loop
 async def test_ranks_that_refuse_leave_the_log_as_it_is(tmp_path: Path) -> None:
     journal, _ = await SessionJournal.open(tmp_path / "session.log")
     journal.append(Commit(note=1))
